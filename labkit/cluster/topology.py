@@ -1,0 +1,95 @@
+"""What one machine offers to ranks: cores, memory, shared memory, devices, and the fabric that joins them.
+
+Torch-free: GPUs are counted through NVML when nvidia-ml-py is there, so a dashboard or a shell can ask without loading
+half a gigabyte. What could not be found out is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    host: str
+    num_cores: int
+    memory_bytes: int
+    available_bytes: int
+    shm_bytes: int | None
+    """Free bytes of /dev/shm; None where there is none (macOS)."""
+    gpus: tuple[Gpu, ...]
+    gpu_note: str
+    """Why no GPU is listed; empty when some are."""
+
+    @property
+    def backend(self) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on (a container's or taskset's share), not those that the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def find_gpus() -> tuple[tuple[Gpu, ...], str]:
+    """The CUDA devices, and if there are none, why."""
+    try:
+        import pynvml
+    except ImportError:
+        return (), "nvidia-ml-py is not installed (pip install 'labkit[gpu]'), so GPUs were not looked for"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), f"NVML did not start: {error}"
+    try:
+        return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())), ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(pynvml, index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    name = pynvml.nvmlDeviceGetName(handle)
+    return Gpu(index, name.decode() if isinstance(name, bytes) else name, pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+
+
+def look_at_machine() -> Machine:
+    memory = psutil.virtual_memory()
+    shm = Path("/dev/shm")
+    gpus, note = find_gpus()
+    return Machine(
+        host=socket.gethostname(),
+        num_cores=usable_cores(),
+        memory_bytes=memory.total,
+        available_bytes=memory.available,
+        shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else None,
+        gpus=gpus,
+        gpu_note=note,
+    )
+
+
+def default_num_ranks(machine: Machine) -> int:
+    """One rank a GPU; on CPUs four (so that DP2xTP2 exists), or two where memory is short of 1 GiB a rank."""
+    if machine.gpus:
+        return len(machine.gpus)
+    return 4 if machine.available_bytes > 6 * 2**30 else 2
+
+
+def default_threads(num_cores: int, num_ranks: int) -> int:
+    """The same explicit number in every arm of a comparison: the cores shared out over all ranks of the pool."""
+    return max(1, num_cores // num_ranks)

@@ -1,0 +1,193 @@
+"""What the engine process and its ranks say to each other: one small message each way per step.
+
+Messages are msgpack, framed by a 4-byte little-endian length, over one control socket a rank. A step plan is complete
+in itself (token ids, positions, block tables), so a rank keeps nothing about a request between steps: preemption,
+requeueing and a switch of layout need no message of their own. Integers that a tensor needs travel as raw int32
+(little-endian) so that a rank wraps them without a loop. All instants are nanoseconds of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True, gc=False):
+    pass
+
+
+# ---- engine to rank -------------------------------------------------------------------------------------------------
+
+
+class Configure(_Message):
+    """Take this layout: drop the old weights and groups, build the new ones. Answered by `Configured`."""
+
+    epoch: int
+    """Counts switches; a step of another epoch is dropped."""
+    layout: str
+    """`Layout` slug. The layout's ranks are 0..world_size-1 of the pool; the other ranks stay idle."""
+    model: str
+    """Folder with config.json (and safetensors), or the path of a config.json."""
+    seed: int
+    """Seed of the random weights, used when the folder has no safetensors."""
+    dtype: str
+    """float32, bfloat16 or float16."""
+    memory_bytes: int
+    """Budget of weights plus KV for this rank; 0: what the device has free (CPU: a quarter of the RAM / ranks)."""
+    block_size: int
+    max_batched_tokens: int
+    max_num_seqs: int
+    threads: int
+    fabric: str
+    """shm, gloo or nccl."""
+    record: bool
+    """Whether the door records collectives."""
+    graphs: bool
+    """CUDA graphs (or, in tests, the same padded path without capture) for decode steps."""
+
+
+class AllocateKV(_Message):
+    """Allocate this many KV blocks (the minimum over the replica's ranks). Answered by `Ready`."""
+
+    epoch: int
+    num_blocks: int
+
+
+class SampleSpec(_Message):
+    """How the last position of one sequence of a step is turned into a token."""
+
+    index: int
+    """Which sequence of the step (row of `query_lens`)."""
+    temperature: float = 0.0
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    seed: int = 0
+    position: int = 0
+    """Number of tokens generated so far: with the seed it fixes the draw, whatever the batch."""
+    logprobs: int = -1
+    """-1: none; k: the chosen token's logprob and the k most likely."""
+
+
+class Step(_Message):
+    """One forward pass of one replica: `num_seqs` sequences, their new tokens, and who gets a sample."""
+
+    epoch: int
+    step_id: int
+    token_ids: bytes
+    """int32 [sum(query_lens)]: the new tokens of every sequence, one after another."""
+    query_lens: bytes
+    """int32 [num_seqs]: how many of them belong to each sequence."""
+    context_lens: bytes
+    """int32 [num_seqs]: tokens already in the KV cache before this step; a position is context + offset."""
+    block_tables: bytes
+    """int32 [sum(ceil((context+query)/block_size))]: each sequence's blocks, one after another."""
+    sample: list[SampleSpec]
+    num_prefill_seqs: int
+    """Sequences [0, num_prefill_seqs) are prefill chunks, the rest are decodes (query_len 1)."""
+
+
+class Fault(_Message):
+    """For tests and drills: kind is raise, exit, hang or delay (seconds in each all-reduce of `layer`)."""
+
+    kind: str
+    seconds: float = 0.0
+    layer: int = -1
+
+
+class Shutdown(_Message):
+    pass
+
+
+# ---- rank to engine -------------------------------------------------------------------------------------------------
+
+
+class Hello(_Message):
+    token: str
+    """The pool's secret; a connection that does not know it is closed."""
+    rank: int
+    pid: int
+    host: str
+    lifeline: bool
+    """True on a rank's second connection, which carries nothing: when it closes, the rank exits at once."""
+    device: str = ""
+    """cpu, or cuda:0 NVIDIA H100 …"""
+    versions: dict[str, str] = {}
+    clock_ns: int = 0
+
+
+class Memory(_Message):
+    """Bytes on one rank. `other` is what the rank's process or device uses beyond weights and KV."""
+
+    weights: int = 0
+    kv: int = 0
+    other: int = 0
+    free: int = 0
+    """What is left of the budget."""
+    weights_by_part: dict[str, int] = {}
+    """ModelSpec part (embedding, attention, mlp, norm, head, …) to bytes."""
+
+
+class Configured(_Message):
+    epoch: int
+    rank: int
+    num_blocks: int
+    """How many KV blocks fit beside the weights; -1: the weights alone exceed the budget (`error` says so)."""
+    kv_block_bytes: int
+    memory: Memory
+    load_s: float
+    groups_s: float
+    error: str = ""
+
+
+class Ready(_Message):
+    """Groups warmed, KV allocated: steps may come."""
+
+    epoch: int
+    rank: int
+    memory: Memory
+    warm_s: float
+
+
+class Sampled(_Message):
+    """From the sampling rank (last stage, first tp rank) as soon as the ids are known."""
+
+    epoch: int
+    step_id: int
+    token_ids: list[int]
+    """One per SampleSpec, in order."""
+    logprobs: list[tuple[float, list[tuple[int, float]]]] | None
+    """Per SampleSpec: (logprob of the chosen token, [(token id, logprob), …] most likely first)."""
+    start_ns: int
+    end_ns: int
+
+
+class StepStats(_Message):
+    """From every rank of the replica, after the step, off the critical path."""
+
+    epoch: int
+    step_id: int
+    rank: int
+    start_ns: int
+    """When the step's message had arrived whole."""
+    end_ns: int
+    """When the forward pass (and sampling, where it samples) was over on the device."""
+    ring: bytes
+    """Rows of `labkit.measure.recorder.RING_DTYPE`, in order; empty when recording is off."""
+
+
+class Failed(_Message):
+    """The last words of a rank that raised."""
+
+    rank: int
+    error: str
+    """One line."""
+    traceback: str
+
+
+EngineMessage = Configure | AllocateKV | Step | Fault | Shutdown
+RankMessage = Hello | Configured | Ready | Sampled | StepStats | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
+decode_rank_message = msgspec.msgpack.Decoder(RankMessage).decode

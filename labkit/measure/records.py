@@ -1,0 +1,139 @@
+"""The rows that a run leaves: one per request, one per step, one per rank's memory.
+
+A request's row is made by the load client (what a user would see); the server's share of it (`ServerTimes`) arrives on
+the event stream and is joined by request id. Instants are nanoseconds of CLOCK_MONOTONIC of the host that the field names.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+STATUSES = ("completed", "failed", "refused", "cancelled", "unsent")
+
+
+class ServerTimes(msgspec.Struct, gc=False):
+    """What only our engine can tell of a request. Event `request` on the stream; server host's clock."""
+
+    request_id: str
+    run_id: str
+    layout: str
+    replica: int
+    routed_because: str
+    received_ns: int
+    """The HTTP request had been read whole."""
+    first_start_ns: int
+    """The sampling rank began the first step that carried it."""
+    first_end_ns: int
+    """That rank had sampled the first token."""
+    last_end_ns: int
+    """That rank had sampled the last token."""
+    finished_ns: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reason: str
+    num_preemptions: int
+    requeued: bool
+    error: str = ""
+    # sums until the first token, on the path of the rank that sampled
+    queue_ns: int = 0
+    """received to first step, plus the gaps between the steps that carried its chunks."""
+    compute_ns: int = 0
+    wait_ns: int = 0
+    transfer_ns: int = 0
+    # the same sums from the first token to the last
+    decode_queue_ns: int = 0
+    decode_compute_ns: int = 0
+    decode_wait_ns: int = 0
+    decode_transfer_ns: int = 0
+
+
+class RequestRecord(msgspec.Struct, gc=False):
+    """What the client saw. `n` is the server's completion_tokens; an instant that never came is 0."""
+
+    request_id: str
+    index: int
+    """Position in the schedule."""
+    status: str
+    """One of STATUSES."""
+    scheduled_ns: int
+    sent_ns: int = 0
+    first_ns: int = 0
+    """Arrival of the first chunk that bore a token."""
+    last_ns: int = 0
+    """Arrival of the last chunk that bore a token."""
+    end_ns: int = 0
+    """The stream was over."""
+    asked_prompt_tokens: int = 0
+    asked_output_tokens: int = 0
+    prompt_tokens: int = 0
+    """usage.prompt_tokens."""
+    cached_tokens: int = 0
+    """usage.prompt_tokens_details.cached_tokens."""
+    n: int = 0
+    """usage.completion_tokens."""
+    chunk_ns: list[int] = []
+    """Arrival of each chunk that bore tokens."""
+    chunk_tokens: list[int] = []
+    """How many tokens each of those bore."""
+    http_status: int = 0
+    finish_reason: str = ""
+    error: str = ""
+    warmup: bool = False
+    server: ServerTimes | None = None
+
+
+class StepRecord(msgspec.Struct, gc=False):
+    """One step of one replica, merged over its ranks. Event `steps` carries a list of them."""
+
+    run_id: str
+    epoch: int
+    step_id: int
+    replica: int
+    layout: str
+    start_ns: int
+    """Engine: plan handed to the sockets."""
+    end_ns: int
+    """Engine: token ids back."""
+    num_prefill_seqs: int
+    num_decode_seqs: int
+    prefill_tokens: int
+    context_tokens: int
+    """KV tokens read."""
+    # per rank of the replica, in the order of `ranks`
+    ranks: list[int]
+    rank_start_ns: list[int]
+    rank_end_ns: list[int]
+    compute_ns: list[int]
+    wait_ns: list[int]
+    transfer_ns: list[int]
+    collective_bytes: int
+    num_collectives: int
+
+
+class MemoryRecord(msgspec.Struct, gc=False):
+    rank: int
+    weights: int
+    kv: int
+    other: int
+    free: int
+    weights_by_part: dict[str, int] = {}
+
+
+class Environment(msgspec.Struct):
+    """Where a run took place: everything that a figure's reader must know."""
+
+    host: str
+    backend: str
+    """cpu or cuda."""
+    fabric: str
+    device: str
+    num_cores: int
+    num_ranks: int
+    """Ranks that the layout uses."""
+    threads_per_rank: int
+    dtype: str
+    versions: dict[str, str]
+    seed: int
+    started_at: str
+    """ISO 8601, UTC."""
