@@ -1,12 +1,14 @@
 """A request as the engine sees it: what was asked, and the instants of its life on the server.
 
-Phase is a field, not something read off a token count: a preempted sequence that comes back with a prefix hit is in
-`PREFILL` until its last prompt token has been computed again. Instants are nanoseconds of CLOCK_MONOTONIC.
+Phase is a field, not something read off a token count: a preempted sequence that comes back with a prefix
+hit is in `PREFILL` until its last prompt token has been computed again. Instants are nanoseconds of
+CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
 
 import enum
+from array import array
 from dataclasses import dataclass, field
 
 
@@ -24,7 +26,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-class RequestRefused(ValueError):
+class RequestRefused(ValueError):  # noqa: N818
     """The request can never be served as asked; the message says why, with the arithmetic (HTTP 400)."""
 
 
@@ -42,9 +44,9 @@ class SamplingParams:
     logprobs: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """One sequence. The scheduler owns every field below the line."""
+    """One sequence, equal only to itself. The scheduler owns every field below the line."""
 
     id: str
     prompt: tuple[int, ...]
@@ -60,10 +62,10 @@ class Request:
     phase: Phase = Phase.WAITING
     output: list[int] = field(default_factory=list)
     num_computed: int = 0
-    """Tokens of prompt + output whose KV is in the cache."""
+    """Tokens of prompt + output whose KV is in the cache, or will be after the steps in flight."""
     num_cached: int = 0
     """Of those, how many came from the prefix cache at the (last) admission."""
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
     in_flight: int = 0
     """Steps that carry this request and have not returned: its blocks live until this is 0."""
     aborted: bool = False
@@ -74,6 +76,23 @@ class Request:
     replica: int = -1
     routed_because: str = ""
 
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer (the model's own unless ignore_eos, and those asked for)."""
+    expected_tokens: int = 0
+    """KV tokens that the request is expected to hold at its end: prompt + expected answer - 1."""
+    num_reserved: int = 0
+    """Blocks promised to this request and not taken yet."""
+    num_published: int = 0
+    """Leading blocks that the prefix cache knows, and the cache's name for what they hold together."""
+    prefix_node: int = 0
+
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Token ids [start, stop) of prompt + output."""
+        split = len(self.prompt)
+        if stop <= split:
+            return self.prompt[start:stop]
+        return self.prompt[start:] + tuple(self.output[max(0, start - split) : stop - split])

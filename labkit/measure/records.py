@@ -1,7 +1,8 @@
 """The rows that a run leaves: one per request, one per step, one per rank's memory.
 
-A request's row is made by the load client (what a user would see); the server's share of it (`ServerTimes`) arrives on
-the event stream and is joined by request id. Instants are nanoseconds of CLOCK_MONOTONIC of the host that the field names.
+A request's row is made by the load client (what a user would see); the server's share of it (`ServerTimes`)
+arrives on the event stream and is joined by request id. Instants are nanoseconds of CLOCK_MONOTONIC of the
+host that the field names.
 """
 
 from __future__ import annotations

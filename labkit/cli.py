@@ -1,0 +1,235 @@
+"""The shell's way in: `labkit run`, `compare`, `layouts`, `runs`, `export`, and the rooms' own commands
+beside them.
+
+Nothing heavy is imported until a command needs it. What a script reads is the last line of stdout; with
+--json it is the only one. Errors are one sentence on stderr and exit code 2; 1 is a run that failed, 130
+one that was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from labkit.lab.shell import read_settings, sentences, token
+
+if TYPE_CHECKING:
+    from labkit.lab import Lab
+    from labkit.lab.run import Run
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="See, measure and decide how to split LLM inference across GPUs.",
+)
+
+_Workload = Annotated[str, typer.Option(help="A name under data/workloads, or a TOML file.")]
+_Rate = Annotated[float, typer.Option(help="Requests per second; 0: the workload's own.")]
+_Seconds = Annotated[
+    float, typer.Option(help="Length of the measured part; 0: 30, or as many as --num-requests.")
+]
+_Number = Annotated[int, typer.Option(help="End after so many requests instead.")]
+_Concurrency = Annotated[int, typer.Option(help="Closed loop with so many requests in flight.")]
+_Objective = Annotated[str, typer.Option(help="What counts as good, in ms.")]
+_Seed = Annotated[int, typer.Option(help="Of arrivals and lengths: same seed, same schedule.")]
+_Warmup = Annotated[
+    float, typer.Option(help="Seconds before the measured part; -1: a fifth of it, at most 2.")
+]
+_Set = Annotated[list[str], typer.Option("--set", help="NAME=VALUE of an engine setting; may be repeated.")]
+_Scale = Annotated[float, typer.Option(help="Multiply every length by this.")]
+_Server = Annotated[str, typer.Option(help="A server's URL, ours or any other; LABKIT_TOKEN is its token.")]
+_Model = Annotated[str, typer.Option(help="Model to serve (or, with --server, its name there).")]
+_Ranks = Annotated[int, typer.Option(help="Ranks, if a server has to be started; 0: what suits the machine.")]
+_Json = Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")]
+
+
+@app.command()
+def run(
+    layout: Annotated[str, typer.Option(help="tp1, tp2, dp2, dp2xtp2 …; empty: as it is.")] = "",
+    workload: _Workload = "chat",
+    rate: _Rate = 0.0,
+    seconds: _Seconds = 0.0,
+    num_requests: _Number = 0,
+    concurrency: _Concurrency = 0,
+    objective: _Objective = "ttft=400,tpot=50",
+    seed: _Seed = 0,
+    warmup: _Warmup = -1.0,
+    setting: _Set = [],  # noqa: B006 (typer copies it)
+    length_scale: _Scale = 1.0,
+    trace: Annotated[str, typer.Option(help="Replay a public trace (Azure, Mooncake, BurstGPT).")] = "",
+    time_scale: Annotated[float, typer.Option(help="Speed of the trace.")] = 1.0,
+    server: _Server = "",
+    model: _Model = "",
+    ranks: _Ranks = 0,
+    endpoint: Annotated[str, typer.Option(help="completions or chat, on a foreign server.")] = "completions",
+    text: Annotated[
+        bool, typer.Option("--text", help="Ask a foreign server in words, not token ids.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Send a load and measure it: a live table, a summary, and one JSON line last."""
+    options = _load_options(
+        workload, rate, seconds, num_requests, concurrency, objective, seed, warmup, length_scale
+    )
+    options |= {"trace": trace, "time_scale": time_scale}
+    with sentences():
+        lab = _foreign_or_lab(server, model, ranks, layout)
+        with _screen(as_json) as show:
+            if lab is None:
+                from labkit.lab import run_against
+
+                mode = "text" if text else "ids"
+                options |= {"token": token(), "endpoint": endpoint, "prompt_mode": mode}
+                done = run_against(server, model, on_update=show, **options)
+            else:
+                with lab:
+                    done = lab.run(layout or None, settings=read_settings(setting), on_update=show, **options)
+    _report(done, as_json)
+
+
+@app.command()
+def compare(
+    layouts: Annotated[list[str], typer.Argument(help="Two or more: tp1 tp2 dp2 …")],
+    workload: _Workload = "chat",
+    rate: _Rate = 0.0,
+    seconds: _Seconds = 0.0,
+    num_requests: _Number = 0,
+    concurrency: _Concurrency = 0,
+    objective: _Objective = "ttft=400,tpot=50",
+    seed: _Seed = 0,
+    warmup: _Warmup = -1.0,
+    setting: _Set = [],  # noqa: B006 (typer copies it)
+    length_scale: _Scale = 1.0,
+    rounds: Annotated[int, typer.Option(help="Runs of each layout, in turn.")] = 1,
+    server: _Server = "",
+    model: _Model = "",
+    ranks: _Ranks = 0,
+    as_json: _Json = False,
+) -> None:
+    """The same schedule on several layouts, side by side, with an interval for every difference."""
+    options = _load_options(
+        workload, rate, seconds, num_requests, concurrency, objective, seed, warmup, length_scale
+    )
+    with sentences():
+        from labkit.lab.compare import check_layouts
+        from labkit.lab.plan import plan_of
+
+        check_layouts(layouts)
+        plan = plan_of(settings=read_settings(setting), **options)
+        with _lab(server, model, ranks) as lab, _screen(as_json) as show:
+            found = lab.compare_plan(layouts, plan, rounds, show)
+    if not as_json:
+        from labkit.lab import screen
+
+        _console(as_json).print(screen.comparison(found))
+    typer.echo(json.dumps(found.to_dict()))
+
+
+# ---- what the commands share
+
+
+def _load_options(
+    workload: str, rate: float, seconds: float, num_requests: int, concurrency: int,
+    objective: str, seed: int, warmup: float, length_scale: float,
+) -> dict[str, Any]:  # fmt: skip
+    """0 and -1 on the command line are None in Python."""
+    return {
+        "workload": workload,
+        "rate": rate or None,
+        "seconds": seconds or None,
+        "num_requests": num_requests or None,
+        "concurrency": concurrency,
+        "objective": objective,
+        "seed": seed,
+        "warmup_s": None if warmup < 0 else warmup,
+        "length_scale": length_scale,
+    }
+
+
+def _lab(server: str, model: str, ranks: int) -> Lab:
+    from labkit.lab import connect
+
+    serve: dict[str, Any] = {name: value for name, value in (("model", model), ("ranks", ranks)) if value}
+    return connect(server or None, token() or None, **serve)
+
+
+def _foreign_or_lab(server: str, model: str, ranks: int, layout: str) -> Lab | None:
+    """None: the server at that address is not a lab server."""
+    lab = _lab(server, "" if server else model, 0 if server else ranks)
+    if not server:
+        return lab
+    from labkit.server.client import ServerError
+
+    try:
+        lab.state()
+    except (ServerError, ValueError) as error:
+        if isinstance(error, ServerError) and error.status in (401, 403):
+            raise
+        lab.close()
+        if layout:
+            raise ValueError(
+                f"{server} is not a lab server, so its layout cannot be chosen: leave out --layout, or start "
+                "one of ours with `labkit serve`."
+            ) from error
+        return None
+    return lab
+
+
+def _console(as_json: bool) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=as_json, highlight=False)
+
+
+@contextlib.contextmanager
+def _screen(as_json: bool) -> Iterator[Any]:
+    """`on_update` that draws a table which moves; nothing moves where nobody can see it."""
+    from rich.live import Live
+
+    from labkit.lab import screen
+
+    console = _console(as_json)
+    if not console.is_terminal:
+        yield None
+        return
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+        yield lambda update: live.update(screen.live(update))
+
+
+def _report(done: Run, as_json: bool) -> None:
+    """The summary, how the run ended, and the JSON line."""
+    from labkit.lab import screen
+
+    if not as_json:
+        _console(as_json).print(screen.summary(done.summary))
+    if done.status == "stopped":
+        typer.echo(f"Stopped; what was measured is kept as {done.run_id}.", err=True)
+    typer.echo(json.dumps(done.summary))
+    if done.status != "finished":
+        raise typer.Exit(130 if done.status == "stopped" else 1)
+
+
+def _mount() -> None:
+    """Commands of other rooms; one whose file is not there is not missed."""
+    for room in ("lab", "server", "cluster", "model"):
+        name = f"labkit.{room}.cli_commands"
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name).register(app)
+
+
+_mount()
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Shell commands that need no server: layouts, runs, export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.lab.shell import sentences
+
+_Json = Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (layouts, runs, export):
+        app.command()(command)
+
+
+def layouts(
+    model: Annotated[
+        str, typer.Option(help="A name under data/models, a folder, or a config.json.")
+    ] = "lab-30m",
+    ranks: Annotated[int, typer.Option(help="How many ranks there are at most.")] = 8,
+    engine: Annotated[bool, typer.Option("--engine", help="Only what this version's engine runs.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Which layouts a model allows on so many ranks, and why not the others."""
+    with sentences():
+        from labkit.layout import legal_layouts, refused_layouts
+        from labkit.model.spec import load_spec
+
+        spec = load_spec(model)
+        legal = [layout.slug for layout in legal_layouts(spec, ranks, engine=engine)]
+        refused = [
+            {"layout": layout.slug, "reason": reason}
+            for layout, reason in refused_layouts(spec, ranks, engine=engine)
+        ]
+    if as_json:
+        typer.echo(json.dumps({"model": spec.name, "ranks": ranks, "legal": legal, "refused": refused}))
+        return
+    typer.echo(f"{spec.name} on up to {ranks} ranks: " + " ".join(legal))
+    for entry in refused:
+        typer.echo(f"  not {entry['layout']}: {entry['reason']}")
+
+
+def runs(
+    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20, as_json: _Json = False
+) -> None:
+    """The runs that are stored."""
+    with sentences():
+        from labkit.lab.run import open_store
+
+        with open_store() as store:
+            found = store.runs(limit)
+    names = ("run_id", "status", "layout", "model", "workload", "rate", "started_at")
+    if as_json:
+        typer.echo(json.dumps([{name: row[name] for name in names} for row in found]))
+        return
+    for row in found:
+        done = ((row["summary"] or {}).get("requests") or {}).get("completed", "–")
+        typer.echo(f"{row['run_id']}  {row['status']:<8}  {row['workload']}  {done} completed")
+    if not found:
+        typer.echo("No run is stored yet: `labkit run` makes one.")
+
+
+def export(
+    run_id: Annotated[str, typer.Argument(help="As `labkit runs` lists it; `last` is the newest.")],
+    target: Annotated[Path, typer.Argument(help="A file for vllm, a folder for parquet and csv.")],
+    kind: Annotated[str, typer.Option("--format", help="vllm, parquet or csv.")] = "vllm",
+) -> None:
+    """Write a stored run out, for other tools."""
+    with sentences():
+        from labkit.lab.run import open_store
+        from labkit.measure.export import export_run
+
+        with open_store() as store:
+            if run_id == "last":
+                newest = store.runs(1)
+                run_id = newest[0]["run_id"] if newest else run_id
+            made = export_run(store, run_id, kind, target)
+    for path in made:
+        typer.echo(path)

@@ -1,0 +1,212 @@
+"""A load that goes on while its layout and its rate are changed: what the live page stands on.
+
+The session watches the server from the moment it is opened; `start` waits in line for the ranks on a thread
+of its own, holds them as long as the load lasts, and gives them back with `stop`. Every method may be
+called from any thread; none waits for a load. `snapshot` is cheap enough to be taken eight times a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from labkit.lab.holding import Holding
+from labkit.lab.joining import Joiner
+from labkit.lab.watching import Watch
+from labkit.load.driver import DriverProcess
+from labkit.load.workload import load_workload
+from labkit.measure.metrics import Objective, Window
+from labkit.measure.quality import Circumstances, Verdict, verdicts
+from labkit.measure.records import Environment, RequestRecord, ServerTimes, StepRecord
+from labkit.measure.window import SlidingWindow, StepMeter
+from labkit.server.client import ServerClient, ServerError
+
+_QUALITY_EVERY_S, _QUALITY_ROWS = 2.0, 400
+
+
+class LiveSession:
+    """One visitor's view and load. `objective` may be set at any time."""
+
+    def __init__(self, client: ServerClient, *, client_name: str = "", objective: Objective) -> None:
+        self.client = client
+        self.objective = objective
+        self.window, self.meter = SlidingWindow(), StepMeter()
+        self.watch = Watch(client, self._on_event)
+        self._name = client_name
+        self._driver = DriverProcess()
+        self._joiner = Joiner(self._joined)
+        self._recent: deque[RequestRecord] = deque(maxlen=_QUALITY_ROWS)
+        self._quality: tuple[float, list[Verdict]] = (0.0, [])
+        self._lock = threading.RLock()
+        self._holding: Holding | None = None
+        self._switch: dict[str, Any] | None = None
+        self._ready_ns = self._asked_ns = 0
+
+    # ---- what a visitor does
+
+    def open(self) -> None:
+        """Begin to watch, and have the load driver ready.
+
+        Raises ServerError when the server does not answer.
+        """
+        self.watch.open()
+        self._driver.warm()
+
+    def start(self, layout: str, workload: str, rate: float, settings: dict[str, Any] | None = None) -> None:
+        """Ask for the ranks, switch, and send `workload` at `rate` requests/s until `stop`.
+
+        Returns at once.
+        """
+        shares = any(part.sharing for part in load_workload(workload).parts)  # refuses an unknown one here
+        _check_rate(rate)
+        self.stop()
+        self.open()
+        with self._lock:
+            holding = Holding(
+                self.client, self._driver, self._granted, self._joiner.add_records, client_name=self._name
+            )
+            holding.layout, holding.workload, holding.rate = layout, workload, rate
+            holding.settings, holding.shares = settings or {}, shares
+            self._holding, self._switch = holding, None
+        holding.begin()
+
+    def switch(self, layout: str, settings: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Another layout under the same load; returns the report. Raises ServerError when refused."""
+        holding = self._need_load()
+        holding.role = "switching"
+        begun_ns = time.monotonic_ns()
+        try:
+            report = self.client.switch(layout, run_id=holding.run_id, probe=False, **(settings or {}))
+        finally:
+            holding.role = "running"
+        with self._lock:
+            holding.layout, holding.settings = layout, {**holding.settings, **(settings or {})}
+            self._layout_ready(dict(report), begun_ns)
+        return dict(report)
+
+    def set_rate(self, rate: float) -> None:
+        """Requests/s from now on; the ladders go on."""
+        _check_rate(rate)
+        holding = self._need_load()
+        self._driver.set_rate(rate)
+        holding.rate = rate
+
+    def stop(self) -> None:
+        """End the load and give the ranks back. Does nothing without one."""
+        with self._lock:
+            holding, self._holding = self._holding, None
+        if holding is not None:
+            holding.end()
+
+    def close(self) -> None:
+        self.stop()
+        self.watch.close()
+        self._driver.close()
+
+    def __enter__(self) -> LiveSession:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- what comes in, on the threads of the stream and of the driver
+
+    def _on_event(self, kind: str, event: dict[str, Any]) -> None:
+        holding = self._holding
+        run_id = holding.run_id if holding else ""
+        if kind == "request" and event["run_id"] == run_id:
+            self._joiner.add_times(msgspec.convert(event, ServerTimes))
+        elif kind == "steps":
+            self.meter.add(msgspec.convert(event["steps"], list[StepRecord]))
+        elif kind == "switch":
+            self.meter.reset(time.monotonic_ns())
+
+    def _joined(self, record: RequestRecord) -> None:
+        with self._lock:
+            self.window.add(record)
+            self._recent.append(record)
+            self._note_first_token(record)
+
+    def _note_first_token(self, record: RequestRecord) -> None:
+        """The new layout's first token: the earliest that any request got after it was ready."""
+        if self._switch is None:
+            return
+        after = next((at_ns for at_ns in record.chunk_ns if at_ns >= self._ready_ns), None)
+        if after is not None:
+            seconds = (after - self._asked_ns) / 1e9
+            self._switch["first_token_s"] = min(seconds, self._switch.get("first_token_s") or seconds)
+
+    def _granted(self, report: dict[str, Any] | None) -> None:
+        """The ranks are ours, in the layout that was asked for; the load is about to begin."""
+        now = time.monotonic_ns()
+        switched_ns = round((report or {}).get("ready_s", 0.0) * 1e9)
+        with self._lock:
+            self.window.start(now)
+            self._layout_ready(report or {"ready_s": None}, now - switched_ns)
+
+    def _layout_ready(self, report: dict[str, Any], asked_ns: int) -> None:
+        now = time.monotonic_ns()
+        self.window.reset(now)
+        self.meter.reset(now)
+        self._recent.clear()
+        self._switch = {"first_token_s": None, **report}
+        self._ready_ns, self._asked_ns = now, asked_ns
+
+    def _need_load(self) -> Holding:
+        holding = self._holding
+        if holding is None or holding.role not in ("running", "switching"):
+            raise ServerError("There is no load to change: start one first.")
+        return holding
+
+    # ---- what goes out
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the page shows, of the current layout and the last seconds; JSON-ready."""
+        self._joiner.expire()
+        now = time.monotonic_ns()
+        holding = self._holding
+        picture = self.watch.snapshot(now)
+        with self._lock:
+            figures = self.window.snapshot(now, self.objective)
+            switch = dict(self._switch) if self._switch else None
+        return {
+            **picture,
+            **figures,
+            **self.meter.snapshot(now, range(int((picture["state"] or {}).get("num_ranks", 0)))),
+            "role": holding.role if holding else "watching",
+            "waiting_in_line": holding.place if holding and holding.role == "queued" else None,
+            "run": holding.describe() if holding else None,
+            "in_flight": holding.counts.get("in_flight", 0) if holding else 0,
+            "error": holding.error if holding else "",
+            "switch": switch,
+            "objective": self.objective.to_dict(),
+            "quality": self._verdicts(holding),
+        }
+
+    def _verdicts(self, holding: Holding | None) -> list[Verdict]:
+        at, found = self._quality
+        if time.monotonic() - at > _QUALITY_EVERY_S:
+            with self._lock:
+                rows = list(self._recent)
+            found = verdicts(rows, Window.of(rows), self._circumstances(holding)) if rows else []
+            self._quality = (time.monotonic(), found)
+        return found
+
+    def _circumstances(self, holding: Holding | None) -> Circumstances:
+        environment = (self.watch.state or {}).get("environment")
+        return Circumstances(
+            objective=self.objective,
+            environment=msgspec.convert(environment, Environment) if environment else None,
+            sharing_expected=holding.shares if holding else False,
+            num_foreign=holding.lease.foreign_requests if holding and holding.lease else 0,
+        )
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 < rate <= 10_000:
+        raise ValueError(f"The rate is {rate:g} requests/s; it must be above 0 and at most 10000.")

@@ -1,0 +1,114 @@
+"""The object that a run comes down to.
+
+Names that scripts rely on, made from rows and circumstances in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from labkit.lab.plan import RunPlan
+from labkit.layout import Layout
+from labkit.load.report import LoadReport
+from labkit.measure.breakdown import step_share, summarize_ttft
+from labkit.measure.metrics import Window, counted, summarize
+from labkit.measure.quality import Circumstances, trusted, verdicts
+from labkit.measure.records import Environment, RequestRecord, StepRecord
+from labkit.measure.statistics import Summary
+
+
+class Setting(msgspec.Struct, kw_only=True):
+    """Where a run took place, as the server told it; a foreign server tells its model at most."""
+
+    model: str
+    layout: str | None = None
+    environment: Environment | None = None
+    memory: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {}
+    switch: dict[str, Any] | None = None
+    num_foreign: int = 0
+    notices: list[str] = []
+
+
+def setting_of(state: Mapping[str, Any], switch: dict[str, Any] | None, num_foreign: int) -> Setting:
+    """From the lab server's state."""
+    environment = state.get("environment")
+    return Setting(
+        model=state["model"],
+        layout=state["layout"],
+        environment=msgspec.convert(environment, Environment) if environment else None,
+        memory=list(state.get("memory", [])),
+        settings=dict(state.get("settings", {})),
+        switch=switch,
+        num_foreign=num_foreign,
+    )
+
+
+def build_summary(
+    plan: RunPlan,
+    where: Setting,
+    records: Sequence[RequestRecord],
+    steps: Sequence[StepRecord],
+    report: LoadReport | None,
+    *,
+    run_id: str,
+    stopped_early: bool = False,
+) -> Summary:
+    """The keys of `labkit run --json`, in the order in which one reads them."""
+    window = Window(report.window_start_ns, report.window_end_ns) if report else Window.of(records)
+    figures = summarize(records, plan.objective, window)
+    quality = verdicts(records, window, _circumstances(plan, where, report, stopped_early))
+    figures["goodput"]["trusted"] = trusted(quality)
+    layout = Layout.parse(where.layout) if where.layout else None
+    environment = where.environment
+    return {
+        "run_id": run_id,
+        "layout": where.layout,
+        "model": where.model,
+        "backend": environment.backend if environment else None,
+        "num_ranks": layout.world_size if layout else None,
+        **figures,
+        **summarize_ttft(counted(records, window)),
+        "step_share": step_share(steps, window, range(layout.world_size) if layout else None),
+        "memory_bytes": _memory(where.memory, layout),
+        "quality": quality,
+        **_load(plan, report),
+        "settings": where.settings,
+        "switch": where.switch,
+        "environment": msgspec.to_builtins(environment) if environment else None,
+    }
+
+
+def _circumstances(
+    plan: RunPlan, where: Setting, report: LoadReport | None, stopped_early: bool
+) -> Circumstances:
+    notes = list(report.notes) if report else []
+    return Circumstances(
+        objective=plan.objective,
+        environment=where.environment,
+        sharing_expected=plan.shares_prefixes,
+        num_foreign=where.num_foreign,
+        stopped_early=stopped_early,
+        notices=tuple(where.notices + notes),
+    )
+
+
+def _memory(memory: Sequence[Mapping[str, Any]], layout: Layout | None) -> list[dict[str, Any]]:
+    """Per rank of the layout; the pool's other ranks hold nothing of it."""
+    size = layout.world_size if layout else 0
+    return [dict(rank) for rank in memory if rank["rank"] < size]
+
+
+def _load(plan: RunPlan, report: LoadReport | None) -> Summary:
+    return {
+        "workload": plan.workload_name,
+        "seed": plan.seed,
+        "rate": report.asked_rate or None if report else plan.rate,
+        "offered_rate": report.offered_rate if report else None,
+        "concurrency": plan.concurrency or None,
+        "warmup_s": plan.effective_warmup_s,
+        "length_scale": plan.length_scale,
+    }

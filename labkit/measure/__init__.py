@@ -1,0 +1,1 @@
+"""What happened: figures, where the time went, and what runs leave behind."""

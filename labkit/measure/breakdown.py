@@ -1,0 +1,148 @@
+"""Where the time went: a request's TTFT by what it waited for, and a rank's time by what it did.
+
+Each part has its own two instants (or sums of them), on the path of the rank that sampled; none is what the
+others leave. So their sum can be held against the TTFT that the client saw, and what is missing is shown as
+`unaccounted` instead of being hidden in one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.measure.metrics import Window, ttft_ms
+from labkit.measure.records import RequestRecord, StepRecord
+from labkit.measure.statistics import Summary
+
+TTFT_PARTS = (
+    "lateness",
+    "network",
+    "queue",
+    "prefill_compute",
+    "wait",
+    "transfer",
+    "delivery",
+    "unaccounted",
+)
+SHARES = ("compute", "wait", "transfer", "idle")
+
+
+def ttft_parts_ms(record: RequestRecord) -> list[float] | None:
+    """The parts of one TTFT in the order of TTFT_PARTS; None where the server told nothing of the request.
+
+    None too where the server's clock is not the client's (its instants do not lie between send and first
+    token): network and delivery cannot be told apart then.
+    """
+    server, total = record.server, ttft_ms(record)
+    if server is None or total is None or not server.first_end_ns:
+        return None
+    if not record.sent_ns <= server.received_ns <= server.first_end_ns <= record.first_ns:
+        return None
+    parts_ns = (
+        record.sent_ns - record.scheduled_ns,
+        server.received_ns - record.sent_ns,
+        server.queue_ns,
+        server.compute_ns,
+        server.wait_ns,
+        server.transfer_ns,
+        record.first_ns - server.first_end_ns,
+    )
+    parts = [part / 1e6 for part in parts_ns]
+    return [*parts, total - sum(parts)]
+
+
+def summarize_ttft(records: Iterable[RequestRecord]) -> Summary:
+    """`ttft_parts_ms`: means, which add up to the mean TTFT; `ttft_parts`: medians, n, share of unaccounted.
+
+    Over completed requests. The share is sum(|unaccounted|) / sum(TTFT): errors of both signs do not cancel.
+    """
+    done = [record for record in records if record.status == "completed"]
+    rows = [parts for parts in map(ttft_parts_ms, done) if parts is not None]
+    return ttft_table(np.array(rows, np.float64).reshape(-1, len(TTFT_PARTS)))
+
+
+def ttft_table(rows: NDArray[np.float64]) -> Summary:
+    """The same from an array of shape (requests, len(TTFT_PARTS)), in ms."""
+    if not len(rows):
+        nothing = dict.fromkeys(TTFT_PARTS)
+        return {
+            "ttft_parts_ms": nothing,
+            "ttft_parts": {"median_ms": nothing, "n": 0, "unaccounted_share": None},
+        }
+    means, medians = rows.mean(axis=0).tolist(), np.median(rows, axis=0).tolist()
+    total = float(rows.sum())
+    return {
+        "ttft_parts_ms": dict(zip(TTFT_PARTS, means, strict=True)),
+        "ttft_parts": {
+            "median_ms": dict(zip(TTFT_PARTS, medians, strict=True)),
+            "n": len(rows),
+            "unaccounted_share": float(np.abs(rows[:, -1]).sum()) / total if total else None,
+        },
+    }
+
+
+def phase_of(step: StepRecord) -> str:
+    """prefill, decode, or mixed: a step that carries chunks and decodes belongs to neither."""
+    if not step.num_prefill_seqs:
+        return "decode"
+    return "mixed" if step.num_decode_seqs else "prefill"
+
+
+def step_share(steps: Sequence[StepRecord], window: Window, ranks: Sequence[int] | None = None) -> Summary:
+    """Shares of the window that the ranks spent in compute, wait and transfer; the rest is idle.
+
+    The top level is the mean over ranks, `by_rank` each of them, `by_phase` the shares of the time in which a
+    step of that phase was under way (plan sent to ids back). `ranks`: those of the layout, so that one that
+    did nothing counts as idle; by default those that took part. A step counts where it ended.
+    """
+    inside = [step for step in steps if window.start_ns <= step.end_ns <= window.end_ns]
+    known = sorted({rank for step in inside for rank in step.ranks} | set(ranks or ()))
+    by_rank = [
+        {"rank": rank, **_shares(_spent(inside, rank), window.end_ns - window.start_ns)} for rank in known
+    ]
+    mean = {name: float(np.mean([row[name] for row in by_rank])) if inside else None for name in SHARES}
+    phases = {
+        name: [step for step in inside if phase_of(step) == name] for name in ("prefill", "decode", "mixed")
+    }
+    return {
+        **mean,
+        "by_rank": by_rank if inside else [],
+        "by_phase": {name: _phase(rows) for name, rows in phases.items() if rows},
+        "num_steps": len(inside),
+    }
+
+
+def _spent(steps: Iterable[StepRecord], rank: int) -> tuple[int, int, int]:
+    compute = wait = transfer = 0
+    for step in steps:
+        if rank in step.ranks:
+            at = step.ranks.index(rank)
+            compute += step.compute_ns[at]
+            wait += step.wait_ns[at]
+            transfer += step.transfer_ns[at]
+    return compute, wait, transfer
+
+
+def _shares(spent: tuple[int, int, int], span_ns: int) -> dict[str, float]:
+    shares = [part / span_ns if span_ns else 0.0 for part in spent]
+    return dict(zip(SHARES, [*shares, max(0.0, 1 - sum(shares))], strict=True))
+
+
+def _phase(steps: list[StepRecord]) -> Summary:
+    """Shares of rank-time: a step of r ranks that took t is r·t to be shared out."""
+    sums = [
+        sum(map(sum, parts))
+        for parts in (
+            [step.compute_ns for step in steps],
+            [step.wait_ns for step in steps],
+            [step.transfer_ns for step in steps],
+        )
+    ]
+    span_ns = sum((step.end_ns - step.start_ns) * len(step.ranks) for step in steps)
+    return {
+        **_shares((sums[0], sums[1], sums[2]), span_ns),
+        "num_steps": len(steps),
+        "rank_time_s": span_ns / 1e9,
+    }
