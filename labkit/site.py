@@ -21,8 +21,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from labkit import paths
+from labkit.server import discovery
+from labkit.server.client import ServerClient, ServerError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -60,6 +65,8 @@ def start_jupyterlab(port: int, token: str) -> Part:
         sys.executable, "-m", "jupyterlab", "--no-browser", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0", f"--ServerApp.root_dir={root}", "--LabApp.news_url=None",
     ]  # fmt: skip
+    if os.geteuid() == 0:
+        command.append("--allow-root")  # a container's usual user; Jupyter refuses it unless told
     url = f"http://127.0.0.1:{port}/lab/tree/labs?token={token}"
     return _start("JupyterLab", command, {"JUPYTER_TOKEN": token}, url, f"http://127.0.0.1:{port}/login")
 
@@ -176,17 +183,93 @@ def _dashboard_link(voila: Part, notebook: Path) -> dict[str, str]:
 
 
 def wait_for_the_end(parts: list[Part]) -> str:
-    """Block until Ctrl-C or SIGTERM (returns "") or until a part has gone (returns the sentence)."""
-    signal.signal(signal.SIGTERM, _raise_interrupt)
-    try:
-        while True:
-            for part in parts:
-                if part.process.poll() is not None:
-                    return f"{part.name} ended with exit code {part.process.returncode}:\n{_tail(part.log)}"
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        return ""
+    """Block until a part has gone (returns the sentence that says so) or Ctrl-C or SIGTERM interrupts."""
+    while True:
+        for part in parts:
+            if part.process.poll() is not None:
+                return f"{part.name} ended with exit code {part.process.returncode}:\n{_tail(part.log)}"
+        time.sleep(0.5)
 
 
 def _raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+# ---- the command
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(lab)
+
+
+def lab(
+    model: Annotated[str, typer.Option(help="As in labkit serve; by default the server that runs, or lab-30m.")] = "",
+    ranks: Annotated[int, typer.Option(help="As in labkit serve; 0: what suits the machine.")] = 0,
+    guests: Annotated[bool, typer.Option("--guests", help="Dashboards only: visitors who must not run code.")] = False,
+) -> None:
+    """Open the lab: a running engine, the dashboards, JupyterLab, and one URL that leads to all of them."""
+    say = _console_line
+    try:
+        ours = discovery.find() is None
+        say("Starting the lab server and its ranks …" if ours else "Found a lab server that runs already.")
+        client = discovery.connect(**{name: value for name, value in (("model", model), ("ranks", ranks)) if value})
+    except ServerError as error:
+        _console_line(str(error))
+        raise typer.Exit(2) from error
+    try:
+        _keep_open(client, guests, say)
+    except PartFailed as error:
+        say(str(error))
+        raise typer.Exit(1) from error
+    finally:
+        if ours:
+            say("Ending the lab server and its ranks …")
+            _shut_down(client)
+
+
+def _keep_open(client: ServerClient, guests: bool, say: Callable[[str], None]) -> None:
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    with contextlib.suppress(KeyboardInterrupt), running_site(guests, say) as parts:
+        client.set_links(links(parts))
+        _await_ranks(client, say)
+        say("Ctrl-C ends it. The lab is open at")
+        print(f"\n    {client.url}/?token={client.token}\n", flush=True)
+        with staying(client):
+            if gone := wait_for_the_end(parts):
+                raise PartFailed(gone)
+
+
+def _await_ranks(client: ServerClient, say: Callable[[str], None]) -> None:
+    """The page says what the ranks do while they start; here it is said once, so that the URL leads to a ready lab."""
+    said = ""
+    while (status := client.health()) not in ("ready", "failed", "stopped"):
+        message = client.state().get("message") or status
+        if message != said:
+            say(f"  {message}")
+            said = message
+        time.sleep(0.3)
+    if status != "ready":
+        say(f"The ranks did not start: {client.state().get('message', status)}")
+
+
+@contextlib.contextmanager
+def staying(client: ServerClient) -> Iterator[None]:
+    """Stay a client of the server, which otherwise leaves ten minutes after its last one."""
+    stream = client.events(lambda event: None, ["lease"], on_end=_say_that_it_went)
+    try:
+        yield
+    finally:
+        stream.close()
+
+
+def _say_that_it_went(why: str) -> None:
+    _console_line(f"The lab server has gone ({why}). A notebook's labkit.connect() starts a new one.")
+
+
+def _shut_down(client: ServerClient) -> None:
+    with contextlib.suppress(ServerError):
+        client.shutdown()
+
+
+def _console_line(text: str) -> None:
+    print(f"labkit: {text}", file=sys.stderr, flush=True)

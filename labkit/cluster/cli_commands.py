@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON object a line.")) -> None:
-    """Look at this machine before a launch: what is there, what is wrong, how to mend it. Exit 1 if something must be."""
+    """Look at this machine before a launch: what is there, what is wrong, and how to mend it."""
     from labkit.cluster.doctor import FAIL, examine
 
     findings = list(examine())

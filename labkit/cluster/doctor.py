@@ -17,6 +17,9 @@ from labkit.cluster.topology import Machine, look_at_machine
 OK, WARN, FAIL = "ok", "warn", "fail"
 _GIB = 2**30
 _SHM_NEEDED_BYTES = 64 * 2**20
+_ONE_CORE = "With one core every split is slower than no split; bytes and tokens stay right."
+_SMALL_SHM = "A container gives 64 MiB by default, and a rank that maps more dies of a bus error: docker run --shm-size=1g."
+_PYTHON_FLOOR = (3, 11)
 _FLOORS = {"torch": (2, 11), "jupyter_server": (2, 21, 1), "voila": (0, 5, 13), "msgspec": (0, 19)}
 
 
@@ -30,7 +33,7 @@ class Finding:
 
 def check_python(_: Machine) -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
+    if sys.version_info < _PYTHON_FLOOR:
         return Finding("python", FAIL, found, "Use Python 3.11 or newer.")
     return Finding("python", OK, found)
 
@@ -63,7 +66,7 @@ def _as_tuple(version: str) -> tuple[int, ...]:
 def check_cores(machine: Machine) -> Finding:
     found = f"{machine.num_cores} usable cores, {machine.available_bytes / _GIB:.1f} GiB of memory available"
     if machine.num_cores < 2:
-        return Finding("cores", WARN, found, "With one core every split is slower than no split; bytes and tokens stay right.")
+        return Finding("cores", WARN, found, _ONE_CORE)
     return Finding("cores", OK, found)
 
 
@@ -79,8 +82,7 @@ def check_shared_memory(machine: Machine) -> Finding:
         return Finding("shared memory", OK, "no /dev/shm here: ranks map files of the runtime folder instead")
     found = f"{machine.shm_bytes / 2**20:.0f} MiB free in /dev/shm"
     if machine.shm_bytes <= _SHM_NEEDED_BYTES:
-        remedy = "A container gives 64 MiB by default, and a rank that maps more dies of a bus error: docker run --shm-size=1g."
-        return Finding("shared memory", FAIL, found, remedy)
+        return Finding("shared memory", FAIL, found, _SMALL_SHM)
     return Finding("shared memory", OK, found)
 
 
@@ -90,7 +92,8 @@ def check_loopback(_: Machine) -> Finding:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
     except OSError as error:
-        return Finding("loopback", FAIL, f"127.0.0.1 cannot be bound: {error}", "Bring the interface up: ip link set lo up.")
+        found = f"127.0.0.1 cannot be bound: {error}"
+        return Finding("loopback", FAIL, found, "Bring the interface up: ip link set lo up.")
     return Finding("loopback", OK, f"127.0.0.1 works; {_hostname_found()}")
 
 

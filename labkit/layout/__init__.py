@@ -1,0 +1,98 @@
+"""How a model is laid out over ranks: plain arithmetic, no torch, no devices.
+
+`Layout.parse("dp2xtp2")` is a value; `check_layout` says whether a model allows it and why not;
+`weight_slices` and its neighbours say what each rank owns; `step_card` answers the five questions for a step
+in bytes and counts.
+"""
+
+from labkit.layout.card import AxisCard, Improvement, PartShare, step_card
+from labkit.layout.choices import candidate_layouts, legal_layouts, neighbours, refused_layouts
+from labkit.layout.deployment import ROLES, Deployment, Pool, check_deployment
+from labkit.layout.grammar import AXES, OPTIONS, LayoutError
+from labkit.layout.grid import GROUP_AXES, Coords, Layout, dcp_allowed, dcp_degrees, ep_degrees
+from labkit.layout.holdings import Holding, holdings
+from labkit.layout.legality import (
+    ENGINE_AXES,
+    ENGINE_FAMILIES,
+    SUPPORTED_AXES,
+    Legality,
+    check_layout,
+    is_legal,
+    require_legal,
+    tp_degrees,
+)
+from labkit.layout.ownership import (
+    experts,
+    intermediate_columns,
+    is_first_stage,
+    is_last_stage,
+    kv_heads,
+    kv_replicas,
+    layers,
+    padded_vocab,
+    part_of,
+    positions,
+    query_heads,
+    query_positions,
+    stage_layers,
+    vocab_rows,
+)
+from labkit.layout.slices import WeightSlice, kv_bytes_per_token, rank_memory, weight_slices
+from labkit.layout.traffic import Crossing, StepShape
+from labkit.layout.work import StepWork, step_work
+
+__all__ = [
+    "AXES",
+    "ENGINE_AXES",
+    "ENGINE_FAMILIES",
+    "GROUP_AXES",
+    "OPTIONS",
+    "ROLES",
+    "SUPPORTED_AXES",
+    "AxisCard",
+    "Coords",
+    "Crossing",
+    "Deployment",
+    "Holding",
+    "Improvement",
+    "Layout",
+    "LayoutError",
+    "Legality",
+    "PartShare",
+    "Pool",
+    "StepShape",
+    "StepWork",
+    "WeightSlice",
+    "candidate_layouts",
+    "check_deployment",
+    "check_layout",
+    "dcp_allowed",
+    "dcp_degrees",
+    "ep_degrees",
+    "experts",
+    "holdings",
+    "intermediate_columns",
+    "is_first_stage",
+    "is_last_stage",
+    "is_legal",
+    "kv_bytes_per_token",
+    "kv_heads",
+    "kv_replicas",
+    "layers",
+    "legal_layouts",
+    "neighbours",
+    "padded_vocab",
+    "part_of",
+    "positions",
+    "query_heads",
+    "query_positions",
+    "rank_memory",
+    "refused_layouts",
+    "require_legal",
+    "stage_layers",
+    "step_card",
+    "step_work",
+    "tp_degrees",
+    "vocab_rows",
+    "weight_slices",
+]

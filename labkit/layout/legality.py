@@ -1,0 +1,251 @@
+"""Whether a model, a machine and this engine allow a layout: one place decides, and says why with the
+arithmetic.
+
+`check_layout` is what everything asks: the shell, the engine, the planner and the page that greys a choice. A
+refusal carries sentences and the nearest legal layouts. What the model forbids and what this version of the
+engine does not run yet are kept apart, because only the first is a law of nature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from labkit.layout.grammar import AXES, OPTIONS, LayoutError
+from labkit.layout.grid import GRID_AXES, Layout, dcp_allowed, dcp_degrees
+from labkit.model.shapes import ModelSpec
+from labkit.model.tensors import Tensor, cut_items, expert_tensors, layer_common_tensors
+
+ENGINE_AXES: tuple[str, ...] = ("dp", "tp")
+"""The axes that the engine of this version runs; the arithmetic knows all of them."""
+SUPPORTED_AXES = ENGINE_AXES
+ENGINE_OPTIONS: tuple[str, ...] = ()
+ENGINE_FAMILIES: tuple[str, ...] = ("llama", "mistral", "qwen2", "qwen3")
+ENGINE_ROPE_SCALINGS: tuple[str, ...] = ("llama3",)
+
+
+@dataclass(frozen=True)
+class Legality:
+    """The answer: truthy when allowed; as text, the sentence to show."""
+
+    layout: Layout
+    model_reasons: tuple[str, ...] = ()
+    """Why the model or the number of ranks forbids it."""
+    engine_reasons: tuple[str, ...] = ()
+    """Why this version of the engine does not run it."""
+    neighbours: tuple[Layout, ...] = ()
+    """The nearest layouts that are allowed, nearest first."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return self.model_reasons + self.engine_reasons
+
+    @property
+    def ok(self) -> bool:
+        return not self.reasons
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.layout} is allowed."
+        near = f" Nearest that work: {', '.join(map(str, self.neighbours))}." if self.neighbours else ""
+        return f"{self.layout} is not allowed: {' '.join(self.reasons)}{near}"
+
+
+def check_layout(
+    layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False
+) -> Legality:
+    """Ask whether `spec` (and, when given, `num_ranks` ranks; with `engine`, this engine) allows `layout`."""
+    from labkit.layout.choices import neighbours
+
+    model, mine = _model_reasons(layout, spec, num_ranks), _engine_reasons(layout, spec) if engine else ()
+    if not model and not mine:
+        return Legality(layout)
+    return Legality(layout, model, mine, neighbours(layout, spec, num_ranks, engine=engine))
+
+
+def is_legal(layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False) -> bool:
+    """`check_layout` without looking for neighbours: for walks over many layouts."""
+    return not _model_reasons(layout, spec, num_ranks) and not (engine and _engine_reasons(layout, spec))
+
+
+def require_legal(
+    layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False
+) -> None:
+    """Raise LayoutError (a ValueError) with the sentence when the layout is not allowed."""
+    answer = check_layout(layout, spec, num_ranks, engine=engine)
+    if not answer:
+        raise LayoutError(str(answer))
+
+
+# ---- the model's laws
+
+
+def _model_reasons(layout: Layout, spec: ModelSpec, num_ranks: int | None) -> tuple[str, ...]:
+    return (
+        *_rank_reasons(layout, num_ranks),
+        *_tp_reasons(layout, spec),
+        *_dcp_reasons(layout, spec),
+        *_ep_reasons(layout, spec),
+        *_pp_reasons(layout, spec),
+    )
+
+
+def _rank_reasons(layout: Layout, num_ranks: int | None) -> Iterator[str]:
+    if num_ranks is None or layout.world_size <= num_ranks:
+        return
+    factors = [f"{axis} {n}" for axis in GRID_AXES if (n := getattr(layout, axis)) > 1]
+    product = f"{' × '.join(factors)} = " if len(factors) > 1 else ""
+    verb = "is" if num_ranks == 1 else "are"
+    yield f"It needs {product}{layout.world_size} ranks, and {num_ranks} {verb} there."
+
+
+def quotient(a: int, b: int) -> str:
+    """a ÷ b as people check it: 52 ÷ 3 is 17.33…, 52 ÷ 8 is 6.5, 52 ÷ 4 is 13."""
+    if a % b == 0:
+        return str(a // b)
+    return f"{a / b:.2f}…" if a * 100 % b else f"{a / b:.2f}".rstrip("0")
+
+
+def _uneven(what: str, total: int, tp: int) -> str:
+    return f"{total} {what} ÷ tp {tp} = {quotient(total, tp)}"
+
+
+def _tp_problems(spec: ModelSpec, tp: int, cut_experts: bool) -> list[str]:
+    """What tensor parallelism of degree `tp` cannot cut evenly, as arithmetic."""
+    problems = []
+    if spec.num_heads % tp:
+        problems.append(_uneven("query heads", spec.num_heads, tp))
+    problems += _kv_problems(spec, tp) + [
+        _uneven(what, n, tp) for what, n in _widths(spec, cut_experts) if n % tp
+    ]
+    if tp > spec.vocab_size:
+        problems.append(f"{spec.vocab_size} vocabulary rows are fewer than tp {tp}")
+    return problems or _group_problems(spec, tp, cut_experts)
+
+
+def _kv_problems(spec: ModelSpec, tp: int) -> list[str]:
+    heads = spec.num_cached_heads
+    if heads % tp == 0 or tp % heads == 0:
+        return []
+    if tp > heads:
+        return [f"tp {tp} ÷ {heads} KV heads = {quotient(tp, heads)} copies of each"]
+    return [_uneven("KV heads", heads, tp)]
+
+
+def _widths(spec: ModelSpec, cut_experts: bool) -> list[tuple[str, int]]:
+    """The MLP widths that tp cuts; experts only when ep is 1, else their owner keeps them whole."""
+    moe, widths = spec.moe, []
+    if moe is None or moe.dense_layers:
+        widths.append(("intermediate columns", spec.intermediate_size))
+    if moe and cut_experts:
+        widths.append(("columns of an expert", moe.intermediate_size))
+    if moe and moe.shared_intermediate_size:
+        widths.append(("columns of the shared experts", moe.shared_intermediate_size))
+    return widths
+
+
+def _linear_tensors(spec: ModelSpec, cut_experts: bool) -> list[Tensor]:
+    """One of each linear weight that tp cuts."""
+    kinds = {spec.is_moe_layer(layer) for layer in range(spec.num_layers)}
+    found = [tensor for moe_layer in sorted(kinds) for tensor in layer_common_tensors(spec, moe_layer)]
+    if True in kinds and cut_experts:
+        found += expert_tensors(spec, 0)
+    return [tensor for tensor in found if tensor.linear and tensor.cut]
+
+
+def _group_problems(spec: ModelSpec, tp: int, cut_experts: bool) -> list[str]:
+    if spec.quantization is None or tp == 1:
+        return []
+    for tensor in _linear_tensors(spec, cut_experts):
+        assert tensor.dim is not None
+        group, items = spec.quantization.group[tensor.dim], cut_items(spec, tensor)
+        here = tensor.shape[tensor.dim] // items * max(1, items // tp)
+        if group and here % group:
+            side = "input" if tensor.dim else "output"
+            return [
+                f"{tensor.name.removesuffix('.weight')} would keep {here} {side} features a rank at tp {tp}, "
+                f"÷ {spec.quantization.method} group {group} = {quotient(here, group)}: "
+                f"a quantisation group would be cut"
+            ]
+    return []
+
+
+@lru_cache(maxsize=256)
+def tp_degrees(spec: ModelSpec, cut_experts: bool = True) -> tuple[int, ...]:
+    """Every tensor-parallel degree that the model allows, ascending."""
+    return tuple(tp for tp in range(1, spec.num_heads + 1) if not _tp_problems(spec, tp, cut_experts))
+
+
+def _tp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
+    problems = _tp_problems(spec, layout.tp, layout.ep == 1)
+    if problems:
+        degrees = ", ".join(map(str, tp_degrees(spec, layout.ep == 1)))
+        yield f"{'; '.join(problems)}; tp may be {degrees}; or split layers instead (pp)."
+
+
+def _dcp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
+    tp, pcp, heads = layout.tp, layout.pcp, spec.num_cached_heads
+    if dcp_allowed(layout.dcp, tp=tp, pcp=pcp, num_kv_heads=heads):
+        return
+    degrees = ", ".join(map(str, dcp_degrees(tp=tp, pcp=pcp, num_kv_heads=heads)))
+    kind = "latent (MLA)" if spec.mla else "KV heads"
+    copies = f"{heads} {kind} over tp {tp} leave max(1, {tp} ÷ {heads}) = {max(1, tp // heads)}"
+    across = f" × pcp {pcp} = {pcp * max(1, tp // heads)}" if pcp > 1 else ""
+    yield (
+        f"dcp {layout.dcp} shares out copies of KV, and {copies}{across} of each; with dcp {layout.dcp} "
+        f"there is no replicated KV to share out: dcp may be {degrees}."
+    )
+
+
+def _ep_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
+    if layout.ep == 1:
+        return
+    if spec.moe is None:
+        yield f"ep {layout.ep} shares out experts, and {spec.name} has none; leave ep out."
+    elif layout.ep > spec.moe.num_experts:
+        yield (
+            f"{spec.moe.num_experts} experts ÷ ep {layout.ep} leaves ranks without any; "
+            f"ep may be at most {spec.moe.num_experts}."
+        )
+
+
+def _pp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
+    if layout.pp > spec.num_layers:
+        yield (f"{spec.num_layers} layers cannot fill {layout.pp} stages; pp may be 1 to {spec.num_layers}.")
+    if layout.split and sum(layout.split) != spec.num_layers:
+        total = " + ".join(map(str, layout.split))
+        yield f"split {total} = {sum(layout.split)} layers, and {spec.name} has {spec.num_layers}."
+
+
+# ---- this engine's limits
+
+
+def _engine_reasons(layout: Layout, spec: ModelSpec) -> tuple[str, ...]:
+    return (*_engine_layout_reasons(layout), *_engine_model_reasons(spec))
+
+
+def _engine_layout_reasons(layout: Layout) -> Iterator[str]:
+    axes = [axis for axis in AXES if axis not in ENGINE_AXES and getattr(layout, axis) > 1]
+    options = [name for name in OPTIONS if name not in ENGINE_OPTIONS and getattr(layout, name)]
+    if axes or options:
+        yield (
+            f"The engine of this version runs {' and '.join(ENGINE_AXES)}; {', '.join(axes + options)} "
+            f"can be planned, not run."
+        )
+
+
+def _engine_model_reasons(spec: ModelSpec) -> Iterator[str]:
+    if spec.family not in ENGINE_FAMILIES:
+        yield (
+            f"The engine of this version runs {', '.join(ENGINE_FAMILIES)}; {spec.family} ({spec.name}) "
+            f"can be planned, not run."
+        )
+    if spec.quantization:
+        yield f"This engine needs unquantised weights; {spec.name} has {spec.quantization.method}."
+    scaling = spec.rope.scaling
+    if scaling and scaling.kind not in ENGINE_ROPE_SCALINGS:
+        yield f"The engine of this version has no {scaling.kind} RoPE scaling, which {spec.name} needs."

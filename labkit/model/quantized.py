@@ -1,0 +1,63 @@
+"""Quantised checkpoints as arithmetic: how many bits a weight takes, and which groups of weights share a
+scale.
+
+A group must lie whole on one rank, which is what makes some tensor-parallel degrees illegal. Reads the
+`quantization_config` of GPTQ, AWQ, FP8 (block or whole-tensor) and compressed-tensors checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.model.shapes import Quantization
+
+
+def _grouped(method: str, section: Mapping[str, Any]) -> Quantization:
+    """GPTQ and AWQ: groups run along the input features; −1 means one group over all of them."""
+    bits, size = (
+        section.get("bits", section.get("w_bit")),
+        section.get("group_size", section.get("q_group_size")),
+    )
+    if not isinstance(bits, int) or not isinstance(size, int):
+        raise ValueError(f"quantization_config of {method} needs whole numbers for bits and group_size.")
+    return Quantization(method, bits, (1, max(size, 0)))
+
+
+def _fp8(section: Mapping[str, Any]) -> Quantization:
+    block = section.get("weight_block_size")
+    return Quantization("fp8", 8, tuple(block) if block else (0, 0), scale_bytes=4)
+
+
+def _compressed(section: Mapping[str, Any]) -> Quantization:
+    groups = section.get("config_groups") or {}
+    weights: Mapping[str, Any] = next((g["weights"] for g in groups.values() if g.get("weights")), {})
+    if not isinstance(weights.get("num_bits"), int):
+        raise ValueError(
+            "quantization_config of compressed-tensors has no config_groups with weights.num_bits."
+        )
+    block = weights.get("block_structure")
+    if block:
+        return Quantization("compressed-tensors", weights["num_bits"], tuple(block))
+    per_tensor = weights.get("strategy") == "tensor"
+    return Quantization(
+        "compressed-tensors", weights["num_bits"], (0 if per_tensor else 1, weights.get("group_size") or 0)
+    )
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """The config's quantisation, or None. Raises ValueError with a sentence for an unknown method."""
+    section = config.get("quantization_config")
+    if not section:
+        return None
+    method = section.get("quant_method")
+    if method in ("gptq", "awq"):
+        return _grouped(method, section)
+    if method == "fp8":
+        return _fp8(section)
+    if method == "compressed-tensors":
+        return _compressed(section)
+    raise ValueError(
+        f"quantisation {method!r} is unknown; known are gptq, awq, fp8 and compressed-tensors. Without its "
+        f"group size nobody can say which layouts keep its groups whole."
+    )

@@ -1,0 +1,93 @@
+"""The door to models as shapes: find a config.json by name or path, read it, and count.
+
+`load_spec("lab-30m")` reads `data/models/lab-30m/config.json`; a folder or the path of a config.json works as
+well. No torch in here or below: the planner, the scheduler and the pages ask a `ModelSpec` freely.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from labkit.model.config import ConfigError, parse_config
+from labkit.model.counts import visible_pairs
+from labkit.model.shapes import (
+    DTYPE_BYTES,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+    Quantization,
+    Rope,
+    RopeScaling,
+)
+from labkit.paths import data_dir
+
+__all__ = [
+    "DTYPE_BYTES",
+    "ConfigError",
+    "MlaSpec",
+    "ModelSpec",
+    "MoeSpec",
+    "Quantization",
+    "Rope",
+    "RopeScaling",
+    "list_models",
+    "load_spec",
+    "model_dir",
+    "parse_config",
+    "visible_pairs",
+]
+
+
+def _models_dir() -> Path:
+    return data_dir() / "models"
+
+
+def list_models() -> list[str]:
+    """Names under data/models, sorted."""
+    return sorted(path.parent.name for path in _models_dir().glob("*/config.json"))
+
+
+def model_dir(name_or_path: str | Path) -> Path:
+    """The folder of a model: a name under data/models, a folder with a config.json, or the path of a
+    config.json.
+
+    Raises FileNotFoundError with the known names when there is no such model.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.name == "config.json" and path.is_file():
+        return path.parent.resolve()
+    if (path / "config.json").is_file():
+        return path.resolve()
+    named = _models_dir() / str(name_or_path)
+    if (named / "config.json").is_file():
+        return named
+    raise FileNotFoundError(_not_found(str(name_or_path)))
+
+
+def _not_found(given: str) -> str:
+    close = difflib.get_close_matches(given, list_models(), n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return (
+        f"There is no model {given!r}: give a folder with a config.json, the path of one, "
+        f"or a name out of {', '.join(list_models())}.{hint}"
+    )
+
+
+def load_spec(name_or_path: str | Path) -> ModelSpec:
+    """Read a model's config. Raises FileNotFoundError or ConfigError (a ValueError) with a sentence."""
+    file = model_dir(name_or_path) / "config.json"
+    return _load(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _load(file: Path, mtime_ns: int) -> ModelSpec:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} must hold a JSON object, as Hugging Face's config.json does.")
+    return parse_config(config, file.parent.name)
