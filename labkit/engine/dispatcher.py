@@ -1,0 +1,225 @@
+"""Between streams and schedulers: a request finds its replica, a step's tokens find their streams.
+
+The order within a turn is the point: token ids in, the scheduler takes them, the next plan goes to every
+rank of the replica, and only then, while the ranks compute, are tokens handed out and earlier steps'
+figures merged. It knows ranks only as numbers to send to, and lives on while layouts come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+from labkit.engine.accounts import Accounts
+from labkit.engine.messages import Sampled, Step, StepStats
+from labkit.engine.plan import StepPlan
+from labkit.engine.replica import Flight, Replica
+from labkit.engine.reporter import Reporter
+from labkit.engine.request import FinishReason, Phase, Request, RequestRefused
+from labkit.engine.router import Router
+from labkit.engine.stream import EngineDown, RequestStream, TokenLogprobs
+from labkit.measure.recorder import merge
+
+Send = Callable[[Sequence[int], Step], None]
+
+
+class Dispatcher:
+    """shared_clock: the ranks' instants are of one clock. check: walk the pools after every step (tests)."""
+
+    def __init__(
+        self, send: Send, reporter: Reporter, *, shared_clock: bool = True, check: bool = False
+    ) -> None:
+        self._send, self._reporter = send, reporter
+        self._shared_clock, self._check = shared_clock, check
+        self._accounts = Accounts(reporter.request)
+        self._streams: dict[str, RequestStream] = {}
+        self._backlog: dict[str, Request] = {}
+        """Requests that wait for a layout to stand."""
+        self._flights: dict[int, Flight] = {}
+        """Steps whose figures are not merged, by step id."""
+        self._quiet: asyncio.Future[None] | None = None
+        self._last_step_id = 0
+        self.is_open = False
+        self.replicas: Sequence[Replica] = ()
+        self._router, self._epoch, self._layout = Router(), 0, ""
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._streams)
+
+    @property
+    def num_unmerged(self) -> int:
+        """Steps whose figures are not in yet."""
+        return len(self._flights)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._streams
+
+    def _num_in_flight(self) -> int:
+        return sum(replica.num_in_flight for replica in self.replicas)
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [replica.describe() for replica in self.replicas]
+
+    # ---- layouts come and go
+
+    def open(self, replicas: Sequence[Replica], router: Router, epoch: int, layout: str) -> None:
+        """A layout stands: whoever waited is routed, in order of arrival."""
+        self.replicas, self._router, self._epoch, self._layout = replicas, router, epoch, layout
+        self.is_open = True
+        backlog, self._backlog = self._backlog, {}
+        for request in sorted(backlog.values(), key=lambda request: request.received_ns):
+            request.requeued = True
+            try:
+                self._route(request)
+            except RequestRefused as refusal:
+                self._fail(request, EngineDown(f"After the switch to {layout}: {refusal}"))
+
+    async def close(self) -> None:
+        """Plan no more steps and wait for those on their way; everybody then waits for the next layout.
+
+        Raises EngineDown when the ranks end meanwhile.
+        """
+        self.is_open = False
+        if self._num_in_flight():
+            self._quiet = asyncio.get_running_loop().create_future()
+            await self._quiet
+        for replica in self.replicas:
+            self._backlog.update((request.id, request) for request in replica.scheduler.drain())
+        self.replicas = ()
+
+    def fail(self, error: EngineDown) -> None:
+        """The ranks are gone: every request ends with the sentence."""
+        self.is_open = False
+        self.replicas = ()
+        self._flights.clear()
+        self._backlog.clear()
+        for stream in list(self._streams.values()):
+            self._fail(stream.request, error)
+        if self._quiet is not None:
+            self._quiet.set_exception(error)
+            self._quiet = None
+
+    def _fail(self, request: Request, error: EngineDown) -> None:
+        request.phase, request.finish_reason = Phase.FINISHED, FinishReason.ERROR
+        self._streams.pop(request.id).fail(error)
+        self._accounts.close(request, self._layout, time.monotonic_ns(), str(error))
+
+    # ---- requests come and go
+
+    def submit(self, request: Request) -> RequestStream:
+        """Raises RequestRefused when the layout that stands can never serve it."""
+        if self.is_open:
+            self._route(request)
+        else:
+            self._backlog[request.id] = request
+        stream = self._streams[request.id] = RequestStream(request)
+        self._accounts.open(request)
+        return stream
+
+    def _route(self, request: Request) -> None:
+        prompt = request.prompt if self._router.needs_prefix else ()
+        views = [replica.view(prompt) for replica in self.replicas]
+        index, reason = self._router.choose(len(request.prompt), views)
+        replica = self.replicas[index]
+        replica.scheduler.add(request)
+        request.replica, request.routed_because = index, reason
+        self._wake(replica)
+        self._reporter.start_pulse()
+
+    def end(self, request_id: str, reason: FinishReason) -> None:
+        """End a request from outside; nothing happens when it has ended."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        request = stream.request
+        if self._backlog.pop(request_id, None) is not None:
+            request.phase, request.finish_reason = Phase.FINISHED, reason
+        else:
+            replica = self.replicas[request.replica]
+            replica.scheduler.abort(request_id, reason)
+            self._wake(replica)
+        stream.end(reason)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        del self._streams[request.id]
+        self._accounts.close(request, self._layout, time.monotonic_ns())
+
+    # ---- a replica's turn
+
+    def _wake(self, replica: Replica) -> None:
+        """Look for a step once the requests that arrive together are all there."""
+        if not replica.is_woken:
+            replica.is_woken = True
+            asyncio.get_running_loop().call_soon(self._woken, replica)
+
+    def _woken(self, replica: Replica) -> None:
+        replica.is_woken = False
+        self._send_steps(replica)
+
+    def sampled(self, message: Sampled) -> None:
+        flight = self._flights.get(message.step_id)
+        if flight is None or flight.epoch != message.epoch:
+            return
+        flight.end_ns = time.monotonic_ns()
+        replica = flight.replica
+        replica.num_in_flight -= 1
+        finished = replica.scheduler.complete(flight.plan, message.token_ids)
+        self._send_steps(replica)
+        self._hand_out(flight, message, finished)
+        replica.note_pace(flight)
+        self._merge_if_whole(flight)
+        if self._check:
+            replica.scheduler.check_integrity()
+        if self._quiet is not None and not self._num_in_flight():
+            self._quiet.set_result(None)
+            self._quiet = None
+
+    def _send_steps(self, replica: Replica) -> None:
+        while self.is_open and (plan := replica.scheduler.schedule()) is not None:
+            self._last_step_id += 1
+            message = plan.to_message(self._epoch, self._last_step_id)
+            start_ns = time.monotonic_ns()
+            self._send(replica.ranks, message)
+            self._note_sent(replica, plan, start_ns)
+
+    def _note_sent(self, replica: Replica, plan: StepPlan, start_ns: int) -> None:
+        context_tokens = sum(plan.context_lens)
+        flight = Flight(
+            self._last_step_id, plan, plan.requests, context_tokens, replica, self._epoch, start_ns
+        )
+        replica.num_in_flight += 1
+        self._flights[flight.step_id] = flight
+        self._accounts.sent(flight)
+        if self._check:
+            replica.scheduler.check_integrity()
+
+    def _hand_out(self, flight: Flight, message: Sampled, finished: list[Request]) -> None:
+        logprobs: Sequence[TokenLogprobs] | repeat[None] = message.logprobs or repeat(None)
+        for request, token_id, logprob in zip(flight.plan.sampled, message.token_ids, logprobs, strict=False):
+            stream = self._streams.get(request.id)
+            if stream is not None and stream.request is request:
+                stream.push(token_id, logprob, request.finish_reason)
+        for request in finished:
+            self._forget(request)
+
+    # ---- a step's figures
+
+    def stats(self, message: StepStats) -> None:
+        flight = self._flights.get(message.step_id)
+        if flight is not None and flight.epoch == message.epoch:
+            flight.pieces[message.rank] = (message.rank, message.start_ns, message.end_ns, message.ring)
+            self._merge_if_whole(flight)
+
+    def _merge_if_whole(self, flight: Flight) -> None:
+        if not flight.is_whole:
+            return
+        del self._flights[flight.step_id]
+        pieces = [flight.pieces[rank] for rank in flight.replica.ranks]
+        merged = merge(pieces, shared_clock=self._shared_clock, epoch=flight.epoch, step_id=flight.step_id)
+        self._accounts.merged(flight, merged)
+        self._reporter.step(flight, merged, self._layout)

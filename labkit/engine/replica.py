@@ -1,0 +1,66 @@
+"""One replica of the running engine: its ranks, its scheduler, and the steps on their way to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.engine.plan import StepPlan
+from labkit.engine.request import Request
+from labkit.engine.router import ReplicaView
+from labkit.engine.scheduler import Scheduler
+from labkit.measure.recorder import Piece
+
+_SMOOTHING = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A step between its plan and the last of its ranks' figures."""
+
+    step_id: int
+    plan: StepPlan
+    requests: list[Request]
+    context_tokens: int
+    replica: Replica
+    epoch: int
+    start_ns: int
+    """The plan was handed to the sockets."""
+    end_ns: int = 0
+    """The token ids were back."""
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    """By rank."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.end_ns > 0 and len(self.pieces) == len(self.replica.ranks)
+
+
+class Replica:
+    def __init__(self, index: int, ranks: tuple[int, ...], sampling_rank: int, scheduler: Scheduler) -> None:
+        self.index, self.ranks, self.sampling_rank = index, ranks, sampling_rank
+        self.scheduler = scheduler
+        self.num_in_flight = 0
+        self.is_woken = False
+        """A look at the scheduler is due in this turn of the event loop."""
+        self.us_per_token = 0.0
+        """Measured, smoothed: a step's time over its tokens."""
+
+    def note_pace(self, flight: Flight) -> None:
+        tokens = flight.plan.prefill_tokens + flight.plan.num_decode_seqs
+        us_per_token = (flight.end_ns - flight.start_ns) / 1000 / tokens
+        self.us_per_token += (us_per_token - self.us_per_token) * (_SMOOTHING if self.us_per_token else 1.0)
+
+    def view(self, prompt: tuple[int, ...]) -> ReplicaView:
+        return self.scheduler.view(prompt, self.us_per_token)
+
+    def describe(self) -> dict[str, Any]:
+        """As the page shows it: counts of requests and of KV blocks, and whose ranks they are."""
+        pool = self.scheduler.pool
+        return {
+            "waiting": self.scheduler.num_waiting,
+            "running": self.scheduler.num_running,
+            "kv_used_blocks": pool.num_blocks - pool.num_free,
+            "kv_total_blocks": pool.num_blocks,
+            "ranks": list(self.ranks),
+        }

@@ -1,0 +1,94 @@
+"""What the engine tells the event stream, gathered so that telling costs little: steps by the tenth of a
+second, the replicas' queues eight times a second and only while there is work.
+
+Rows of collectives travel beside the steps, as one array for the recorder; they are not meant for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.replica import Flight
+from labkit.measure.recorder import MergedStep
+from labkit.measure.records import MemoryRecord, ServerTimes, StepRecord
+
+Emit = Callable[[dict[str, Any]], None]
+STEPS_PERIOD_S = 0.1
+PULSE_PERIOD_S = 0.125
+
+
+class Reporter:
+    """`describe` gives the replicas as they are, None when there is nothing to do."""
+
+    def __init__(self, emit: Emit, describe: Callable[[], list[dict[str, Any]] | None]) -> None:
+        self._emit, self._describe = emit, describe
+        self._steps: list[StepRecord] = []
+        self._rows: list[NDArray[np.void]] = []
+        self._is_beating = False
+
+    def request(self, times: ServerTimes) -> None:
+        self._emit({"event": "request", **msgspec.structs.asdict(times)})
+
+    def memory(self, records: list[MemoryRecord]) -> None:
+        self._emit({"event": "memory", "ranks": records})
+
+    def step(self, flight: Flight, merged: MergedStep, layout: str) -> None:
+        if not self._steps:
+            asyncio.get_running_loop().call_later(STEPS_PERIOD_S, self.flush)
+        self._steps.append(step_record(flight, merged, layout))
+        if len(merged.rows):
+            self._rows.append(merged.rows)
+
+    def flush(self) -> None:
+        steps, self._steps = self._steps, []
+        rows, self._rows = self._rows, []
+        if rows:
+            self._emit({"event": "collectives", "rows": np.concatenate(rows)})
+        if steps:
+            self._emit({"event": "steps", "steps": steps})
+
+    def start_pulse(self) -> None:
+        """Beat until there is nothing to do; once more then, so that the page sees the queues empty."""
+        if not self._is_beating:
+            self._is_beating = True
+            asyncio.get_running_loop().call_soon(self._beat)
+
+    def _beat(self) -> None:
+        replicas = self._describe()
+        self._is_beating = replicas is not None and any(r["waiting"] + r["running"] for r in replicas)
+        if replicas is not None:
+            self._emit({"event": "engine", "t_ns": time.monotonic_ns(), "replicas": replicas})
+        if self._is_beating:
+            asyncio.get_running_loop().call_later(PULSE_PERIOD_S, self._beat)
+
+
+def step_record(flight: Flight, merged: MergedStep, layout: str) -> StepRecord:
+    plan = flight.plan
+    return StepRecord(
+        run_id=next((request.run_id for request in flight.requests if request.run_id), ""),
+        epoch=flight.epoch,
+        step_id=flight.step_id,
+        replica=flight.replica.index,
+        layout=layout,
+        start_ns=flight.start_ns,
+        end_ns=flight.end_ns,
+        num_prefill_seqs=plan.num_prefill_seqs,
+        num_decode_seqs=plan.num_decode_seqs,
+        prefill_tokens=plan.prefill_tokens,
+        context_tokens=flight.context_tokens,
+        ranks=merged.ranks,
+        rank_start_ns=merged.start_ns,
+        rank_end_ns=merged.end_ns,
+        compute_ns=merged.compute_ns,
+        wait_ns=merged.wait_ns,
+        transfer_ns=merged.transfer_ns,
+        collective_bytes=merged.collective_bytes,
+        num_collectives=merged.num_collectives,
+    )
