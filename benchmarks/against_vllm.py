@@ -199,7 +199,9 @@ def row(layout: str, concurrency: int, a: Server, b: Server, checkpoint: Path, b
 
 def show(rows: list[dict]) -> None:
     print(f"TPOT in ms, {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, float32, medians; ratio: vLLM / labkit, paired")
-    print("layout  x clients   labkit   vLLM  ratio       (range)  aim    tokens/s     TTFT ms   weights of memory GB/s")
+    print(
+        "layout  x clients   labkit   vLLM  ratio       (range)  aim    tokens/s     TTFT ms   weights of memory GB/s"
+    )
     for r in rows:
         low, high = r["tpot_ratio_range"]
         print(
