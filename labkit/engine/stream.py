@@ -7,6 +7,7 @@ A slow reader finds several tokens in one piece; nothing is lost and nothing wai
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from labkit.engine.request import FinishReason, Request
@@ -40,6 +41,7 @@ class RequestStream:
         self._error: EngineDown | None = None
         self._is_over = False
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[Output | EngineDown], None] | None = None
 
     # ---- the engine's side
 
@@ -59,7 +61,9 @@ class RequestStream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._listener is not None:
+            self._give(self._listener)
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     # ---- the reader's side
@@ -78,6 +82,24 @@ class RequestStream:
         self._is_over = True
         assert self._error is not None
         raise self._error
+
+    def listen(self, listener: Callable[[Output | EngineDown], None]) -> None:
+        """From now on give each piece to `listener` as it comes, what waits already at once.
+
+        This spares a token the waking of a task. The listener is called in the engine's turn: it must be quick and
+        must not raise.
+        """
+        self._listener = listener
+        self._give(listener)
+
+    def _give(self, listener: Callable[[Output | EngineDown], None]) -> None:
+        if self._is_over:
+            return
+        if self._token_ids or self._finish_reason:
+            listener(self._take())
+        elif self._error is not None:
+            self._is_over = True
+            listener(self._error)
 
     def _take(self) -> Output:
         output = Output(self._token_ids, self._logprobs, self._finish_reason)

@@ -1,0 +1,222 @@
+"""What a rank does: take a layout, allocate its share of the KV cache, and run one step when told to.
+
+A rank keeps nothing about a request; a step's message is whole in itself. A switch of layout frees the old
+weights before it makes the new ones, so two models never stand in memory together, and says in numbers what
+did not fit. On a CPU a step's instants are the monotonic clock's; on CUDA they are events, read once the step
+is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from labkit.engine import memory
+from labkit.engine.batches import Shape, build, windows_of
+from labkit.engine.graphs import DecodeGraphs
+from labkit.engine.messages import AllocateKV, Configure, Configured, Memory, Ready, Sampled, Step
+from labkit.engine.sampler import sample
+from labkit.layout import Layout, LayoutError, require_legal, weight_slices
+from labkit.model.attention import Batch
+from labkit.model.checkpoint import CheckpointError, Weights, open_source, slice_bytes
+from labkit.model.decoder import Decoder
+from labkit.model.kv_cache import KVCache, block_bytes
+from labkit.model.rope import rotation_table
+from labkit.model.spec import ModelSpec, load_spec, model_dir
+
+if TYPE_CHECKING:
+    from labkit.parallel.mesh import Mesh
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class _Model:
+    """One layout's state on this rank, from `configure` until the next one."""
+
+    message: Configure
+    layout: Layout
+    spec: ModelSpec
+    mesh: Mesh
+    decoder: Decoder
+    budget_bytes: int
+    other_bytes: int
+    samples: bool
+    cache: KVCache | None = None
+    turns: Tensor | None = None
+    shape: Shape | None = None
+    graphs: DecodeGraphs | None = None
+
+
+class Runner:
+    """`mesh_factory` gives this rank its groups under a `Configure`; all ranks of the pool call it, in one
+    order.
+    """
+
+    def __init__(self, rank: int, mesh_factory: Callable[[Configure], Mesh], device: torch.device) -> None:
+        self.rank, self.mesh_factory, self.device = rank, mesh_factory, device
+        self._model: _Model | None = None
+        self._delay = (0.0, -1)
+
+    # ---- a switch
+
+    def configure(self, message: Configure) -> Configured:
+        """Drops the old layout and loads the new one's weights. What is refused comes back as
+        `Configured.error`.
+        """
+        self.release()
+        if self.device.type == "cpu":
+            torch.set_num_threads(message.threads)
+        began = time.perf_counter()
+        layout = Layout.parse(message.layout)
+        mesh = self.mesh_factory(message)
+        groups_s = time.perf_counter() - began
+        if self.rank >= layout.world_size:
+            return Configured(message.epoch, self.rank, 0, 0, Memory(), 0.0, groups_s)
+        try:
+            configured = self._load(message, layout, mesh)
+        except (memory.DoesNotFitError, LayoutError, CheckpointError) as refusal:
+            needed = getattr(refusal, "memory", Memory())
+            return Configured(message.epoch, self.rank, -1, 0, needed, 0.0, groups_s, error=str(refusal))
+        configured.groups_s = groups_s
+        return configured
+
+    def _load(self, message: Configure, layout: Layout, mesh: Mesh) -> Configured:
+        began = time.perf_counter()
+        spec, dtype = load_spec(message.model), DTYPES[message.dtype]
+        require_legal(layout, spec, engine=True)
+        slices = weight_slices(layout, spec, self.rank)
+        budget = message.memory_bytes or memory.default_budget(self.device, layout.world_size)
+        memory.check_weights(spec.name, str(layout), self.rank, slice_bytes(slices, dtype), budget)
+        source = open_source(model_dir(message.model), spec, message.seed)
+        with torch.inference_mode():
+            weights = Weights(source, slices, dtype, self.device)
+            decoder = Decoder(spec, layout, self.rank, weights, mesh.tp)
+        used = decoder.bytes_by_part()
+        heads = len(decoder.layers), decoder.num_kv_heads
+        block = block_bytes(*heads, spec.head_dim, message.block_size, dtype)
+        num_blocks = memory.blocks_that_fit(spec.name, self.rank, used, budget, block)
+        other = max(0, memory.used_bytes(self.device) - sum(used.values()))
+        samples = layout.sampling_rank(layout.replica_of(self.rank)) == self.rank
+        self._model = _Model(message, layout, spec, mesh, decoder, budget, other, samples)
+        report = memory.report(used, 0, budget, other)
+        load_s = time.perf_counter() - began
+        return Configured(message.epoch, self.rank, num_blocks, block, report, load_s, 0.0)
+
+    def allocate(self, message: AllocateKV) -> Ready:
+        """Allocates the cache, then runs one small step of each kind, so no request meets cold code."""
+        began = time.perf_counter()
+        model = self._configured()
+        with torch.inference_mode():
+            self._make_cache(model, message.num_blocks)
+            model.mesh.warm()
+            self._warm(model)
+        assert model.cache is not None
+        weights, kv_bytes = model.decoder.bytes_by_part(), model.cache.num_bytes
+        report = memory.report(weights, kv_bytes, model.budget_bytes, model.other_bytes)
+        return Ready(message.epoch, self.rank, report, time.perf_counter() - began)
+
+    def _make_cache(self, model: _Model, num_blocks: int) -> None:
+        spec, decoder, size = model.spec, model.decoder, model.message.block_size
+        dtype, heads = DTYPES[model.message.dtype], decoder.num_kv_heads
+        num_layers = len(decoder.layers)
+        model.cache = KVCache(num_layers, num_blocks, heads, spec.head_dim, size, dtype, self.device)
+        num_positions = max(size, min(spec.max_positions, num_blocks * size))
+        model.turns = rotation_table(spec.rope, spec.head_dim, num_positions, self.device)
+        windows = windows_of(spec.window(layer.index) for layer in decoder.layers)
+        model.shape = Shape(size, num_blocks, windows, dtype, self.device)
+        if model.message.graphs:
+            model.graphs = DecodeGraphs(self._forward, model.shape, model.message.max_num_seqs)
+
+    def _warm(self, model: _Model) -> None:
+        assert model.shape is not None
+        for step in memory.warm_steps(model.message, model.shape.spare_block):
+            self._forward(build(step, model.shape))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Frees weights and cache; graphs go first, since they hold the groups they were captured with."""
+        if self._model is not None and self._model.graphs is not None:
+            self._model.graphs.destroy()
+        self._model = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # ---- a step
+
+    @torch.inference_mode()
+    def step(self, message: Step) -> tuple[Sampled | None, int, int]:
+        """One forward pass: (tokens on the sampling rank, start, end), instants in monotonic ns.
+
+        A step of another epoch is dropped: None and an empty interval.
+        """
+        start_ns = time.monotonic_ns()
+        model = self._model
+        if model is None or model.shape is None or message.epoch != model.message.epoch:
+            return None, start_ns, start_ns
+        clock = _CudaClock() if self.device.type == "cuda" else _HostClock(start_ns)
+        logits = self._logits(model, message)
+        ids, logprobs = sample(logits, message.sample) if logits is not None else ([], None)
+        start_ns, end_ns = clock.read()
+        if not model.samples:
+            return None, start_ns, end_ns
+        return Sampled(message.epoch, message.step_id, ids, logprobs, start_ns, end_ns), start_ns, end_ns
+
+    def _logits(self, model: _Model, message: Step) -> Tensor | None:
+        """[len(sample), vocab_size] on the rank that samples, None on the others."""
+        assert model.shape is not None
+        if model.graphs is not None and model.graphs.takes(message):
+            return model.graphs.run(message)
+        return self._forward(build(message, model.shape))
+
+    def _forward(self, batch: Batch) -> Tensor | None:
+        model = self._configured()
+        assert model.cache is not None and model.turns is not None
+        return model.decoder.forward(batch, model.cache, model.turns)
+
+    def _configured(self) -> _Model:
+        if self._model is None:
+            raise RuntimeError(f"rank {self.rank} has no layout: it must be configured before it allocates or steps")
+        return self._model
+
+    @property
+    def delay(self) -> tuple[float, int]:
+        """(seconds, layer) that this rank waits before each all-reduce of that layer (-1: of every layer)."""
+        return self._delay
+
+    @delay.setter
+    def delay(self, value: tuple[float, int]) -> None:
+        self._delay = value
+        door = self._configured().decoder.door
+        door.delay_s, door.delay_layer = value
+
+
+class _HostClock:
+    """The host's clock: on a CPU a step is over when its calls have returned."""
+
+    def __init__(self, start_ns: int) -> None:
+        self.start_ns = start_ns
+
+    def read(self) -> tuple[int, int]:
+        return self.start_ns, time.monotonic_ns()
+
+
+class _CudaClock:
+    """The device's own start and end of a step, put on the host's clock when it is over."""
+
+    def __init__(self) -> None:
+        self.begin = torch.cuda.Event(enable_timing=True)
+        self.begin.record()
+
+    def read(self) -> tuple[int, int]:
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        end.synchronize()
+        end_ns = time.monotonic_ns()
+        return end_ns - int(self.begin.elapsed_time(end) * 1e6), end_ns

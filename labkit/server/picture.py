@@ -1,0 +1,155 @@
+"""What the state shows beyond the engine's own words: the choice of layouts, who holds what, and where all this runs.
+
+All of it follows from the layout and the model by arithmetic, so it is computed once a layout and kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import math
+import platform
+import socket
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from labkit.cluster.topology import usable_cores
+from labkit.layout import Layout, holdings, legal_layouts, refused_layouts, weight_slices
+from labkit.measure.records import Environment, MemoryRecord
+from labkit.model.spec import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from labkit.engine.settings import EngineSettings
+    from labkit.layout.slices import WeightSlice
+    from labkit.model.spec import ModelSpec
+
+
+class Picture:
+    """Of one pool of ranks and one model."""
+
+    def __init__(self, spec: ModelSpec, num_ranks: int, threads_per_rank: int, device: str, backend: str) -> None:
+        self.num_ranks = num_ranks
+        self._spec = spec
+        self._threads = threads_per_rank
+        self._device = device
+        self._backend = backend
+        self._num_cores = usable_cores()
+        self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._layouts: list[dict[str, Any]] | None = None
+        self._ownership = functools.lru_cache(maxsize=32)(self._ownership_of)
+
+    def of(self, engine: dict[str, Any], settings: EngineSettings | None) -> dict[str, Any]:
+        """The engine's state with everything that goes beside it; its own keys win."""
+        picture: dict[str, Any] = {
+            "num_ranks": self.num_ranks,
+            "num_cores": self._num_cores,
+            "threads_per_rank": self._threads,
+            "backend": self._backend,
+            "device": self._device,
+            "layouts": self.layouts(),
+        }
+        if settings is not None:
+            picture |= self._of_settings(engine, settings)
+        return picture | engine
+
+    def _of_settings(self, engine: dict[str, Any], settings: EngineSettings) -> dict[str, Any]:
+        layout = settings.layout
+        return {
+            "layout": layout.slug,
+            "layout_name": str(layout),
+            "fabric": settings.fabric,
+            "dtype": settings.dtype,
+            "memory_per_rank": settings.memory_per_rank,
+            "ownership": self._ownership(layout, settings.dtype),
+            "environment": self.environment(engine, settings),
+        }
+
+    def layouts(self) -> list[dict[str, Any]]:
+        """The legal ones, then those of up to twice the ranks that are not, and why not."""
+        if self._layouts is None:
+            legal = [(layout, "") for layout in legal_layouts(self._spec, self.num_ranks, engine=True)]
+            refused = refused_layouts(self._spec, self.num_ranks, up_to=2 * self.num_ranks, engine=True)
+            choice = legal + refused
+            self._layouts = [self._layout_entry(layout, reason) for layout, reason in choice]
+        return self._layouts
+
+    def _layout_entry(self, layout: Layout, reason: str) -> dict[str, Any]:
+        threads = layout.world_size * self._threads
+        return {
+            "layout": layout.slug,
+            "name": str(layout),
+            "legal": not reason,
+            "reason": reason,
+            "num_ranks": layout.world_size,
+            "oversubscribed": self._device == "cpu" and threads > self._num_cores,
+        }
+
+    # ---- who holds what
+
+    def _ownership_of(self, layout: Layout, dtype: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": rank,
+                "replica": layout.replica_of(rank),
+                "parts": [*_parts(layout, self._spec, rank, DTYPE_BYTES[dtype]), _kv_part(layout, self._spec, rank)],
+            }
+            for rank in range(layout.world_size)
+        ]
+
+    # ---- where
+
+    def environment(self, engine: dict[str, Any], settings: EngineSettings) -> Environment:
+        return Environment(
+            host=socket.gethostname(),
+            backend=self._device,
+            fabric=settings.fabric,
+            device=str(engine.get("device") or platform.processor() or platform.machine()),
+            num_cores=self._num_cores,
+            num_ranks=settings.layout.world_size,
+            threads_per_rank=self._threads,
+            dtype=settings.dtype,
+            versions={"python": platform.python_version(), **engine.get("versions", {})},
+            seed=settings.seed,
+            started_at=self._started_at,
+        )
+
+    @staticmethod
+    def memory(engine: dict[str, Any]) -> list[MemoryRecord]:
+        return list(engine.get("memory", []))
+
+
+def _parts(layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int) -> list[dict[str, Any]]:
+    """Bytes of a rank by part of the model: which share of how many, and how many ranks hold the same one.
+
+    A share of a tensor is partitioned; a whole tensor that other ranks hold too is replicated.
+    """
+    sums: dict[tuple[str, int, int, int], int] = defaultdict(int)
+    for piece in weight_slices(layout, spec, rank).values():
+        index, num_shares = _share(piece)
+        copies = piece.replicated_over * layout.dp
+        sums[piece.part, index, num_shares, copies] += piece.num_elements * dtype_bytes
+    return [
+        {
+            "part": part,
+            "kind": "replicated" if copies > 1 and of == 1 else "partitioned",
+            "index": index,
+            "of": of,
+            "copies": copies,
+            "bytes": num_bytes,
+        }
+        for (part, index, of, copies), num_bytes in sums.items()
+    ]
+
+
+def _kv_part(layout: Layout, spec: ModelSpec, rank: int) -> dict[str, Any]:
+    """Which share of the KV cache; its bytes are the rank's `memory.kv`, known once the blocks are allocated."""
+    return dataclasses.asdict(holdings(layout, spec, rank, dtype_bytes=1, kv_bytes=0)[-1])
+
+
+def _share(piece: WeightSlice) -> tuple[int, int]:
+    """Which of how many shares of the tensor this slice is; (0, 1) when it is all of it."""
+    if piece.dim is None:
+        return 0, 1
+    extent = piece.pad_to or piece.stop - piece.start
+    return piece.start // extent, math.ceil(piece.shape[piece.dim] / extent)
