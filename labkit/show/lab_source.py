@@ -1,0 +1,148 @@
+"""The page's frames from the lab server: finds it, watches it, and holds the ranks for as long as a load lasts.
+
+While somebody looks at the page, one thread here keeps looking for the server: when there is none (yet), and again
+when it has gone. Each page is its own client of the server; who presses Start first has the ranks, the others wait in
+line and meanwhile see what the server says of itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from labkit.lab.lab import connect
+from labkit.lab.live import LiveSession
+from labkit.measure import metrics
+from labkit.paths import data_dir
+from labkit.server.client import ServerError
+from labkit.show.frame import LayoutsFrame, Objective
+from labkit.show.from_snapshot import frame_of
+from labkit.show.live import Wanted
+
+LOOK_EVERY_S = 1.0
+WINDOW_S = 300.0
+"""The ladders cover the current layout's requests of so many seconds: long enough for a p95 at a few a second."""
+
+
+class LabSource:
+    """A `Source` (see live.py) over this machine's lab server, or over the one at `url`."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self._url, self._token = url, token
+        self._workloads = sorted(path.stem for path in (data_dir() / "workloads").glob("*.toml"))
+        self._objective = Objective()
+        self._session: LiveSession | None = None
+        self._link, self._why = "connecting", ""
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ---- the link
+
+    def open(self) -> None:
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive() and not self._closed.is_set():
+                return
+            self._closed = threading.Event()
+            self._thread = threading.Thread(
+                target=self._keep_connected, args=(self._closed,), daemon=True, name="labkit-look"
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            session, self._session, self._link = self._session, None, "connecting"
+        if session is not None:
+            session.close()
+
+    def _keep_connected(self, closed: threading.Event) -> None:
+        while not closed.is_set():
+            session = self._session
+            if session is not None and session.watch.link == "lost":
+                self._drop(session)
+            if self._session is None:
+                self._connect(closed)
+            closed.wait(LOOK_EVERY_S)
+
+    def _drop(self, session: LiveSession) -> None:
+        with self._lock:
+            self._session, self._link, self._why = None, "lost", session.watch.message
+        session.close()
+
+    def _connect(self, closed: threading.Event) -> None:
+        try:
+            lab = connect(self._url, self._token, start=False)
+            session = lab.live(client=f"a page of {_user()}", objective=_asked(self._objective))
+            session.window.seconds = WINDOW_S
+            session.open()
+        except (ServerError, OSError) as error:
+            if self._link != "lost":
+                self._link, self._why = "absent", str(error)
+            return
+        with self._lock:
+            if closed.is_set():
+                session.close()
+                return
+            self._session, self._link, self._why = session, "connected", ""
+
+    # ---- what a visitor wants
+
+    def start(self, wanted: Wanted) -> None:
+        self._need().start(wanted.layout, wanted.workload, wanted.rate, _settings(wanted))
+
+    def change(self, wanted: Wanted) -> None:
+        """What differs from what runs: rate and layout change under the load, another workload is another load."""
+        session = self._need()
+        now = session.snapshot()
+        run, lab = now["run"], now["state"] or {}
+        if run is None:
+            return
+        if run["workload"] != wanted.workload or now["role"] == "queued":
+            self.start(wanted)
+            return
+        if run["rate"] != wanted.rate:
+            session.set_rate(wanted.rate)
+            session.window.reset(time.monotonic_ns())  # a ladder over two rates is neither's
+        settings = {name: value for name, value in _settings(wanted).items() if lab["settings"].get(name) != value}
+        if lab["layout"] != wanted.layout or settings:
+            session.switch(wanted.layout, settings)
+
+    def set_objective(self, objective: Objective) -> None:
+        self._objective = objective
+        if self._session is not None:
+            self._session.objective = _asked(objective)
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+
+    def _need(self) -> LiveSession:
+        if self._session is None:
+            raise ServerError("There is no lab server to run this on.")
+        return self._session
+
+    # ---- what the page sees
+
+    def frame(self) -> LayoutsFrame:
+        session = self._session
+        if session is None:
+            frame = LayoutsFrame(link=self._link, link_message=self._why)
+        else:
+            frame = frame_of(session.snapshot())
+        frame.objective, frame.workloads = self._objective, self._workloads
+        return frame
+
+
+def _user() -> str:
+    return os.environ.get("JUPYTERHUB_USER") or os.environ.get("USER") or f"process {os.getpid()}"
+
+
+def _settings(wanted: Wanted) -> dict[str, Any]:
+    return {"router": wanted.router, "admission": wanted.admission}
+
+
+def _asked(objective: Objective) -> metrics.Objective:
+    return metrics.Objective(ttft_ms=objective.ttft_ms, tpot_ms=objective.tpot_ms)

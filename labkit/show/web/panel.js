@@ -1,0 +1,107 @@
+// A panel: a card with a title, a legend, one SVG drawn at its real width in px, and the same figures as a table.
+//
+// Drawing 1:1 (no viewBox) keeps 12 px text 12 px on a phone. A panel is drawn again only when what it shows, its
+// width or the language has changed.
+
+import { h, s } from "./dom.js";
+
+export class Panel {
+  /**
+   * @param ctx   {t, language, repaint}: shared by all panels of a page
+   * @param spec  {id, legend(data), pick(frame, pin), paint(panel, svg, data, width) → height, table(data), describe(data), note(data)}
+   */
+  constructor(ctx, spec) {
+    this.ctx = ctx;
+    this.spec = spec;
+    this.id = spec.id;
+    this.title = h("h2", { id: `lk-title-${ctx.pageId}-${spec.id}` });
+    this.note = h("span", { class: "lk-note" });
+    this.legend = h("div", { class: "lk-legend" });
+    this.svg = s("svg", { role: "img" });
+    this.stage = h("div", { class: "lk-stage" }, this.svg);
+    this.summary = h("summary");
+    this.tableBox = h("div", { class: "lk-table", tabindex: 0, role: "group" });
+    this.details = h("details", { class: "lk-details", ontoggle: () => this.refill() }, this.summary, this.tableBox);
+    this.element = h(
+      "section",
+      { class: `lk-panel lk-panel-${spec.id}`, "aria-labelledby": this.title.id, "data-panel": spec.id },
+      h("header", {}, this.title, this.note),
+      this.legend,
+      this.stage,
+      this.details,
+    );
+    this.width = 0;
+    this.shown = "";
+    this.data = null;
+  }
+
+  show(frame, pin) {
+    this.data = this.spec.pick(frame, pin, this);
+    this.draw();
+  }
+
+  resize(width) {
+    if (width === this.width) return;
+    this.width = width;
+    this.draw();
+  }
+
+  draw() {
+    if (!this.data || this.width < 40) return;
+    const key = JSON.stringify([this.data, this.width, this.ctx.language(), this.extraKey ?? ""]);
+    if (key === this.shown) return;
+    this.shown = key;
+    const { t } = this.ctx;
+    this.title.textContent = t(`${this.id}.title`);
+    this.note.textContent = this.spec.note?.(this.data, t) ?? "";
+    this.summary.textContent = t("table.show");
+    this.tableBox.setAttribute("aria-label", t("table.of", { title: t(`${this.id}.title`) }));
+    this.legend.replaceChildren(...(this.spec.legend?.(this.data, t) ?? []));
+    this.paint();
+    this.refill();
+  }
+
+  paint() {
+    const { t } = this.ctx;
+    this.svg.replaceChildren();
+    const empty = this.spec.empty?.(this.data, t);
+    this.svg.style.display = empty ? "none" : "";
+    this.stage.querySelector(".lk-empty")?.remove();
+    if (empty) this.stage.prepend(h("p", { class: "lk-empty" }, empty));
+    const height = empty ? 0 : this.spec.paint(this, this.svg, this.data, this.width);
+    this.svg.setAttribute("width", this.width);
+    this.svg.setAttribute("height", Math.ceil(height));
+    this.svg.setAttribute("aria-label", this.spec.describe(this.data, t));
+  }
+
+  /** The table is filled only while it is open. */
+  refill() {
+    if (!this.details.open || !this.data) return;
+    this.tableBox.replaceChildren(makeTable(this.spec.table(this.data, this.ctx.t)));
+  }
+}
+
+/** {head: [text…], rows: [[text…]…]} as a table whose first column heads its rows. */
+export function makeTable({ head, rows }) {
+  const headRow = h("tr", {}, head.map((text) => (text === "" ? h("td") : h("th", { scope: "col" }, text))));
+  const body = rows.map(([first, ...rest]) =>
+    h("tr", {}, h("th", { scope: "row" }, first), rest.map((text) => h("td", {}, text))),
+  );
+  return h("table", {}, h("thead", {}, headRow), h("tbody", {}, body));
+}
+
+/** One entry of a legend: a swatch (a class of the style sheet) and its word. */
+export function key(kind, text, extra = "") {
+  return h("span", { class: "lk-key" }, h("i", { class: `lk-swatch ${kind}`, "aria-hidden": "true" }), text, extra);
+}
+
+/** The pinned layout's entry: hollow diamond, dashed; a line style that no current figure has. */
+export function pinKey(pin, t) {
+  if (!pin) return null;
+  return h("span", { class: "lk-key lk-pin-key" }, h("i", { class: "lk-diamond", "aria-hidden": "true" }, "◇"), t("pin.key", pin));
+}
+
+export function diamond(x, y, size = 6) {
+  const d = `M${x} ${y - size}l${size} ${size}-${size} ${size}-${size}-${size}z`;
+  return s("path", { d, class: "lk-diamond-mark" });
+}

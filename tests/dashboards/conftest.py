@@ -1,0 +1,72 @@
+"""A real browser for the pages: the machine's own Chromium, or the one that playwright has installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Error, Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+def _executable() -> str | None:
+    named = os.environ.get("LABKIT_CHROMIUM")
+    return named or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(executable_path=_executable(), args=FLAGS)
+        except Error as error:
+            pytest.skip(f"no Chromium on this machine (install it, or set LABKIT_CHROMIUM): {error.message[:120]}")
+        yield started
+        started.close()
+
+
+class Visitor:
+    """A browser page that remembers what went wrong on it, and what it asked of strangers."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.context = context
+        self.page: Page = context.new_page()
+        self.errors: list[str] = []
+        self.strangers: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._note)
+        self.page.route(lambda url: not _is_local(url), lambda _: None)  # never answered: the worst network
+
+    def _note(self, request) -> None:
+        if not _is_local(request.url):
+            self.strangers.append(request.url)
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:", "about:"))
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator:
+    """visit(width=1440, …) → a `Visitor` in a context of its own."""
+    contexts: list[BrowserContext] = []
+
+    def make(width: int = 1440, height: int = 1000, **settings) -> Visitor:
+        context = browser.new_context(viewport={"width": width, "height": height}, locale="en-US", **settings)
+        context.set_default_timeout(30_000)
+        contexts.append(context)
+        return Visitor(context)
+
+    yield make
+    for context in contexts:
+        context.close()

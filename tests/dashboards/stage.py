@@ -1,0 +1,61 @@
+"""The page's module on a bare HTML page with a stand-in for the widget's model: for tests of the drawing alone.
+
+A kernel and Voila take seconds; width, theme and language make twelve pages. What the whole chain does is tested on
+the whole chain, in test_layouts_voila.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page
+
+from labkit.show.bundle import bundle
+from labkit.show.i18n import LANGUAGES, catalogues
+
+SHOW = Path(__file__).parents[2] / "labkit" / "show"
+LIGHT = {"--jp-layout-color0": "#ffffff", "--jp-ui-font-color0": "rgba(0,0,0,.95)"}
+DARK = {"--jp-layout-color0": "#111111", "--jp-ui-font-color0": "#ffffff"}
+
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>stage</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>:root{{{variables}}} body{{margin:0;background:var(--jp-layout-color0)}} {css}</style></head>
+<body data-jp-theme-light="{light}"><div id="here"></div>
+<script type="module">
+{module_as_const}
+const handlers = [];
+window.sent = [];
+const model = {{
+  get: (name) => ({{text: {text}, languages: {languages}}})[name],
+  on: (_, handler) => handlers.push(handler), off: () => handlers.splice(0), send: (m) => window.sent.push(m),
+}};
+window.receive = (m) => handlers.forEach((handler) => handler(m));
+window.stop = page.render({{model, el: document.getElementById("here")}});
+window.staged = true;
+</script></body></html>"""
+
+
+def html(theme: str = "light") -> str:
+    module = bundle(SHOW / "web" / "live.js").replace("export default", "const page =")
+    variables = LIGHT if theme == "light" else DARK
+    return _PAGE.format(
+        variables=";".join(f"{name}:{value}" for name, value in variables.items()),
+        css=(SHOW / "live.css").read_text(encoding="utf-8"),
+        light=str(theme == "light").lower(),
+        module_as_const=module,
+        text=json.dumps(catalogues(), ensure_ascii=False),
+        languages=json.dumps(LANGUAGES, ensure_ascii=False),
+    )
+
+
+def open_stage(page: Page, theme: str = "light") -> None:
+    page.set_content(html(theme))
+    page.wait_for_function("window.staged")
+
+
+def show(page: Page, message: dict[str, Any]) -> None:
+    """Hand over a frame and wait until it was drawn (acknowledged)."""
+    page.evaluate("m => window.receive(m)", message)
+    page.wait_for_function("seq => window.sent.some(m => m.type === 'ack' && m.seq === seq)", arg=message["seq"])

@@ -1,0 +1,196 @@
+"""The page Layouts as it is: a real lab server and ranks, a real load, Voila, and a browser that toggles the layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+from voila_server import DASHBOARDS, VoilaServer
+
+pytestmark = [pytest.mark.browser, pytest.mark.engine]
+
+
+class LabServer:
+    """`labkit serve` with its ranks, in a runtime folder that the pages look into."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "labkit.cli", "serve", "--model", "lab-5m", "--ranks", "2"]
+        with self._log.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [*command, "--memory-per-rank", "256MiB"], stdout=subprocess.PIPE, stderr=sink
+            )
+        assert self.process.stdout is not None
+        self.door = json.loads(self.process.stdout.readline())
+
+    def post(self, path: str, **body: Any) -> None:
+        headers = {"Authorization": f"Bearer {self.door['token']}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.door["url"] + path, json.dumps(body).encode(), headers)
+        urllib.request.urlopen(request, timeout=30).close()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A runtime folder and a home of this module's own."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "runtime").mkdir(mode=0o700)
+    before = {name: os.environ.get(name) for name in ("LABKIT_RUNTIME", "LABKIT_HOME")}
+    os.environ.update(LABKIT_RUNTIME=str(folder / "runtime"), LABKIT_HOME=str(folder))
+    yield folder
+    for name, value in before.items():
+        os.environ.update({name: value}) if value else os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def lab(places: Path) -> Iterator[LabServer]:
+    server = LabServer(places / "serve.log")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def voila(places: Path) -> Iterator[VoilaServer]:
+    server = VoilaServer(DASHBOARDS / "layouts.ipynb", places / "voila.log")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def page(voila: VoilaServer, visit: Any) -> Iterator[Page]:
+    made = visit().page
+    made.goto(voila.url, wait_until="commit")
+    made.wait_for_selector(".lk[data-seq]", timeout=60_000)
+    yield made
+    made.close(run_before_unload=True)
+
+
+def wait_for(page: Page, layout: str, n: int, timeout_s: float = 60) -> float:
+    """Seconds until figures of at least `n` requests on `layout` are shown."""
+    begin = time.monotonic()
+    page.wait_for_function(
+        "([l, n]) => { const d = document.querySelector('.lk').dataset; return d.layout === l && +d.n >= n; }",
+        arg=[layout, n],
+        timeout=timeout_s * 1000,
+    )
+    return time.monotonic() - begin
+
+
+def wait_for_holder(page: Page, words: str, timeout_s: float = 15) -> None:
+    page.locator(".lk-holder", has_text=words).wait_for(timeout=timeout_s * 1000)
+
+
+def start(page: Page, rate: float) -> None:
+    page.wait_for_selector('.lk-state[data-state="ready"]', timeout=60_000)
+    page.get_by_label("Rate").fill(str(rate))
+    page.get_by_label("Rate").press("Enter")
+    page.get_by_role("button", name="Start").click()
+
+
+def choose(page: Page, layout: str) -> None:
+    page.locator(f'.lk-card input[value="{layout}"]').check()
+
+
+def ladder(page: Page, panel: str = "ttft") -> list[str]:
+    values = page.locator(f'[data-panel="{panel}"] svg text.lk-value')
+    return values.evaluate_all("texts => texts.map((text) => text.firstChild.textContent)")
+
+
+def test_without_a_server_the_page_says_what_to_do_and_then_connects(page: Page, lab: LabServer) -> None:
+    banner = page.wait_for_selector('[data-banner="absent"]', timeout=10_000)
+    assert "labkit serve" in banner.inner_text()
+    assert page.get_by_role("button", name="Start").is_disabled()
+    lab.start()
+    page.wait_for_selector('.lk-state[data-state="ready"]', timeout=60_000)
+    assert page.locator(".lk-banner").count() == 0
+    assert page.get_by_role("button", name="Start").is_enabled()
+    assert "lab-5m" in page.locator(".lk-machine").inner_text()
+
+
+def test_toggling_the_layout_moves_the_figures(page: Page, lab: LabServer, record_property: Any) -> None:
+    assert "nothing measured yet" in page.locator(".lk-badge").inner_text()
+    start(page, 4)
+    wait_for(page, "tp1", 12)
+    one_rank = ladder(page)
+    assert all(re.fullmatch(r"[\d.]+ m?s [✓✕]", value) for value in one_rank), one_rank
+    assert page.locator(".lk-badge").get_attribute("data-provenance") == "measured"
+    page.get_by_role("button", name="Pin this layout").click()
+
+    choose(page, "tp2")
+    record_property("tp2_first_figure_s", round(wait_for(page, "tp2", 1), 2))
+    assert int(page.get_attribute(".lk", "data-n") or 0) < 12, "figures of TP1 are counted as TP2's"
+    wait_for(page, "tp2", 6)
+    assert ladder(page) != one_rank
+    assert "TP1, pinned" in page.locator('[data-panel="ttft"] .lk-legend').inner_text()
+    assert re.search(r"TP2 ready in \d\.\d\d s; first token \d\.\d\d s", page.locator(".lk-switch-time").inner_text())
+    held = page.locator('[data-panel="ownership"] svg')
+    assert "1/2" in held.text_content() and "2/2" in held.text_content()
+
+    choose(page, "dp2")
+    record_property("dp2_first_figure_s", round(wait_for(page, "dp2", 1), 2))
+    n = int(page.get_attribute(".lk", "data-n") or 0)
+    wait_for(page, "dp2", n + 4)
+    assert "replica 1" in page.locator('[data-panel="inflight"] svg').text_content()
+    assert page.locator('[data-panel="ownership"] svg rect[fill^="url"]').count() >= 6, "copies are not hatched"
+    assert "rank 1" in page.locator('[data-panel="memory"] svg').text_content()
+
+    page.get_by_role("button", name="Stop").click()
+    page.wait_for_selector('.lk[data-role="watching"]')
+    wait_for_holder(page, "Nobody holds the ranks")
+
+
+def test_two_visitors_queue_and_see_each_other(page: Page, voila: VoilaServer, lab: LabServer, visit: Any) -> None:
+    start(page, 2)
+    page.wait_for_selector('.lk[data-role="running"]', timeout=30_000)
+    other = visit(800).page
+    other.goto(voila.url, wait_until="commit")
+    wait_for_holder(other, "holds the ranks", 60)
+    other.get_by_role("button", name="Start").click()
+    wait_for_holder(other, "You are number 1 in the queue")
+    wait_for_holder(page, "1 waiting")
+    page.get_by_role("button", name="Stop").click()
+    other.wait_for_selector('.lk[data-role="running"]', timeout=30_000)
+    other.close(run_before_unload=True)
+    wait_for_holder(page, "Nobody holds the ranks", 30)
+
+
+def test_a_killed_rank_is_shown_and_the_page_recovers(page: Page, lab: LabServer, record_property: Any) -> None:
+    start(page, 4)
+    page.wait_for_function("document.querySelector('.lk').dataset.n >= 3", timeout=60_000)
+    layout = page.get_attribute(".lk", "data-layout") or ""
+    begin = time.monotonic()
+    lab.post("/lab/fault", rank=0, kind="kill")
+    banner = page.wait_for_selector('[data-banner="rank"]', timeout=15_000)
+    record_property("failure_shown_s", round(time.monotonic() - begin, 1))
+    assert "Rank 0 has failed" in banner.inner_text()
+    page.wait_for_selector('[data-banner="recovered"]', timeout=90_000)
+    record_property("recovered_s", round(time.monotonic() - begin, 1))
+    n = int(page.get_attribute(".lk", "data-n") or 0)
+    wait_for(page, layout, n + 4)
+
+
+def test_a_server_that_goes_is_missed(page: Page, lab: LabServer) -> None:
+    page.wait_for_selector('.lk-state[data-state="ready"]', timeout=60_000)
+    lab.stop()
+    banner = page.wait_for_selector('[data-banner="lost"]', timeout=30_000)
+    assert "labkit serve" in banner.inner_text()
+    lab.start()
+    page.wait_for_selector('.lk-state[data-state="ready"]', timeout=60_000)
+    assert page.locator('[data-banner="lost"]').count() == 0
