@@ -39,6 +39,8 @@ class Run:
     """finished, stopped (by its user, before its schedule was over) or failed (`summary['error']` says
     why).
     """
+    provenance: str = "measured"
+    """measured (by this process, now) or recorded (read back from the store): figures draw them apart."""
 
     @classmethod
     def load(cls, run_id: str, store: Store | None = None) -> Run:
@@ -51,6 +53,7 @@ class Run:
             store.request_records(run_id),
             store.step_records(run_id),
             row["status"],
+            "recorded",
         )
 
     @property

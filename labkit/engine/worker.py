@@ -1,0 +1,228 @@
+"""One rank: it waits on a socket for plans, runs them, and answers. Started by torchrun, one process a rank.
+
+While idle it is blocked in `recv`, never inside a collective. It has two connections to the engine process:
+control, and a lifeline that ends when the engine does; then the rank exits at once, whatever it is in the
+middle of. Ctrl-C is the owner's business and ignored here. An error becomes the rank's last words
+(`Failed`) and exit status 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from labkit.engine import messages
+from labkit.engine.channel import Channel, dial, hold_lifeline
+from labkit.engine.messages import AllocateKV, Configure, Fault, Hello, Sampled, Shutdown, Step
+from labkit.parallel.mesh import MeshFactory
+
+
+class RankRunner(Protocol):
+    """What a rank does with a message; `labkit.engine.runner.Runner` is the real one."""
+
+    def configure(self, message: Configure) -> messages.Configured: ...
+
+    def allocate(self, message: AllocateKV) -> messages.Ready: ...
+
+    def step(self, message: Step) -> tuple[Sampled | None, int, int]: ...
+
+
+MakeRunner = Callable[[int, MeshFactory, torch.device], RankRunner]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher tells a rank by its environment: torchrun's part, and the pool's."""
+
+    rank: int
+    local_rank: int
+    device: str
+    control: str
+    token: str
+    shm_folder: Path
+
+    @classmethod
+    def read(cls, environ: dict[str, str]) -> Launch:
+        missing = [
+            name for name in ("RANK", "LOCAL_RANK", "LABKIT_CONTROL", "LABKIT_TOKEN_FILE") if name not in environ
+        ]
+        if missing:
+            raise SystemExit(
+                f"labkit.engine.worker is a rank: torchrun and labkit's pool start it, and {', '.join(missing)} "
+                f"would be set. Start it with `labkit serve`."
+            )
+        return cls(
+            rank=int(environ["RANK"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            device=environ.get("LABKIT_DEVICE", "cpu"),
+            control=environ["LABKIT_CONTROL"],
+            token=Path(environ["LABKIT_TOKEN_FILE"]).read_text().strip(),
+            shm_folder=Path(environ["LABKIT_SHM"]),
+        )
+
+    def torch_device(self) -> torch.device:
+        if self.device != "cuda":
+            return torch.device("cpu")
+        num_gpus = torch.cuda.device_count()
+        if self.local_rank >= num_gpus:
+            raise SystemExit(
+                f"rank {self.rank} has no GPU of its own: this machine has {num_gpus}, and NCCL refuses two "
+                f"ranks on one. Start at most {num_gpus} ranks, or run them on the CPU with --device cpu."
+            )
+        device = torch.device("cuda", self.local_rank)
+        torch.cuda.set_device(device)
+        return device
+
+    def hello(self, lifeline: bool) -> Hello:
+        name = "cpu" if self.device == "cpu" else f"cuda:{self.local_rank} {torch.cuda.get_device_name()}"
+        return Hello(
+            token=self.token,
+            rank=self.rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            lifeline=lifeline,
+            device=name,
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
+            clock_ns=time.monotonic_ns(),
+        )
+
+
+class Worker:
+    """The loop of a rank: one message in, one or two out."""
+
+    def __init__(self, rank: int, channel: Channel, runner: RankRunner, mesh_factory: MeshFactory) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._runner = runner
+        self._door = mesh_factory.door
+        self._epoch = -1
+
+    def run(self) -> None:
+        """Until the engine says `Shutdown` or closes the connection."""
+        while (payload := self._channel.receive()) is not None:
+            arrived_ns = time.monotonic_ns()
+            message = messages.decode_engine_message(payload)
+            if isinstance(message, Step):
+                self._step(message, arrived_ns)
+            elif isinstance(message, Shutdown):
+                return
+            else:
+                self._obey(message)
+
+    def _step(self, message: Step, arrived_ns: int) -> None:
+        if message.epoch != self._epoch:
+            return
+        sampled, _, end_ns = self._runner.step(message)
+        if sampled is not None:
+            sampled.start_ns = arrived_ns
+            self._channel.send(messages.encode(sampled))
+        self._channel.send(
+            messages.encode(
+                messages.StepStats(message.epoch, message.step_id, self._rank, arrived_ns, end_ns, self._door.drain())
+            )
+        )
+
+    def _obey(self, message: Configure | AllocateKV | Fault) -> None:
+        if isinstance(message, Fault):
+            self._suffer(message)
+            return
+        if isinstance(message, Configure):
+            torch.set_num_threads(message.threads)
+            answer: messages.Configured | messages.Ready = self._runner.configure(message)
+            self._epoch = message.epoch
+        else:
+            answer = self._runner.allocate(message)
+        self._door.drain()  # warming up is no step's traffic
+        self._channel.send(messages.encode(answer))
+
+    def _suffer(self, fault: Fault) -> None:
+        if fault.kind == "raise":
+            raise RuntimeError(f"rank {self._rank} was told to raise, as a drill")
+        if fault.kind == "exit":
+            os._exit(0)
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind == "hang":
+            threading.Event().wait()
+        if fault.kind != "delay":
+            raise ValueError(f"no fault {fault.kind!r}; there are raise, exit, kill, hang and delay")
+        self._door.delay_s, self._door.delay_layer = fault.seconds, fault.layer
+
+
+def serve(make_runner: MakeRunner) -> int:
+    """Be a rank until told otherwise; the exit status. make_runner(rank, mesh_factory, device)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    launch = Launch.read(dict(os.environ))
+    channel = Channel(dial(launch.control))
+    device = launch.torch_device()
+    channel.send(messages.encode(launch.hello(lifeline=False)))
+    _watch_owner(launch)
+    mesh_factory = MeshFactory(launch.rank, launch.shm_folder, device.type)
+    try:
+        Worker(launch.rank, channel, make_runner(launch.rank, mesh_factory, device), mesh_factory).run()
+    except BaseException as error:
+        _last_words(channel, launch.rank, error)
+        mesh_factory.wires.abort()
+        return 1
+    mesh_factory.close()
+    return 0
+
+
+def _die_with_parent() -> None:
+    """Linux: SIGKILL when torchrun goes.
+
+    The lifeline covers the engine's end; this one covers the launcher's.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+        if os.getppid() == 1:
+            raise SystemExit("torchrun went away before this rank had started")
+
+
+def _watch_owner(launch: Launch) -> None:
+    lifeline = dial(launch.control)
+    Channel(lifeline).send(messages.encode(launch.hello(lifeline=True)))
+
+    def leave() -> None:
+        shutil.rmtree(launch.shm_folder, ignore_errors=True)
+        os._exit(0)
+
+    threading.Thread(target=hold_lifeline, args=(lifeline, leave), name="lifeline", daemon=True).start()
+
+
+def _last_words(channel: Channel, rank: int, error: BaseException) -> None:
+    """Tell the engine, and the log, what went wrong; the engine may be gone already."""
+    text = traceback.format_exc()
+    print(text, file=sys.stderr, flush=True)
+    sentence = f"{type(error).__name__}: {error}".splitlines()[0]
+    with contextlib.suppress(OSError):
+        channel.send(messages.encode(messages.Failed(rank, sentence, text)))
+
+
+def main() -> int:
+    from labkit.engine.runner import Runner
+
+    return serve(Runner)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # no teardown of torch at exit: a peer may be gone, and a hang here would hide the reason

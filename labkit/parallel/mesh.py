@@ -1,0 +1,179 @@
+"""The groups of one rank under one layout: every axis of the layout is a slice of the same array of ranks.
+
+Wires are kept by rank tuple over switches of layout, in a bounded cache; a switch to a layout seen before
+opens nothing. All ranks open their wires in one order (the axes below), and each wire is warmed by one real
+call before the layout counts as ready. Two axes over the same ranks share a wire. A rank outside the layout
+gets a mesh that is not `active`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from labkit.engine.messages import Configure
+from labkit.layout import Layout
+from labkit.parallel.comm import Door, Group
+from labkit.parallel.ring import EventRing, Ring
+from labkit.parallel.wire import Fabric, Wire
+
+AXES = ("world", "dp", "pp", "pcp", "tp", "dcp", "ep")
+CAPACITY = 16
+"""Wires kept; each holds a few MiB of shared memory, or some sockets."""
+
+_Key = tuple[str, tuple[int, ...]]
+
+
+class WireCache:
+    """Wires of this rank by (fabric, ranks), least recently used first."""
+
+    def __init__(self, fabrics: Mapping[str, Callable[[], Fabric]], capacity: int = CAPACITY) -> None:
+        self._makers = fabrics
+        self._fabrics: dict[str, Fabric] = {}
+        self._capacity = capacity
+        self._wires: OrderedDict[_Key, Wire] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._wires)
+
+    def get(self, fabric: str, ranks: tuple[int, ...], rank: int, name: str) -> tuple[Wire, bool]:
+        """The wire of these ranks, and whether it is new.
+
+        A member may have dropped it meanwhile: then so do we.
+        """
+        key = (fabric, ranks)
+        wire = self._wires.get(key)
+        if wire is not None and not wire.is_stale():
+            self._wires.move_to_end(key)
+            return wire, False
+        if wire is not None:
+            self._wires.pop(key).close()
+        self._wires[key] = wire = self._fabric(fabric).open(name, ranks, ranks.index(rank))
+        return wire, True
+
+    def suit(self, fabric: str, num_busy_threads: int) -> None:
+        self._fabric(fabric).suit(num_busy_threads)
+
+    def trim(self, keep: int) -> None:
+        """Close the oldest wires beyond the capacity, but none of the `keep` youngest."""
+        while len(self._wires) > max(self._capacity, keep):
+            self._wires.popitem(last=False)[1].close()
+
+    def abort(self) -> None:
+        for wire in self._wires.values():
+            wire.abort()
+        self._wires.clear()
+
+    def close(self) -> None:
+        while self._wires:
+            self._wires.popitem(last=False)[1].close()
+        for fabric in self._fabrics.values():
+            fabric.close()
+
+    def _fabric(self, name: str) -> Fabric:
+        if name not in self._fabrics:
+            if name not in self._makers:
+                raise ValueError(f"no fabric {name!r} here; there are: {', '.join(self._makers)}")
+            self._fabrics[name] = self._makers[name]()
+        return self._fabrics[name]
+
+
+class Mesh:
+    """mesh.tp, mesh.pp, … are this rank's groups; `door` carries the tags and the ring that they share."""
+
+    def __init__(self, layout: Layout, rank: int, *, door: Door, wires: WireCache | None = None,
+                 fabric: str = "shm", epoch: int = 0) -> None:  # fmt: skip
+        self.layout = layout
+        self.rank = rank
+        self.door = door
+        self.active = rank < layout.world_size
+        self._new: list[Wire] = []
+        self._groups = {axis: self._open(axis, wires, fabric, epoch) for axis in AXES} if self.active else {}
+        if wires is not None:
+            wires.trim(keep=len({group.ranks for group in self._groups.values() if group.size > 1}))
+
+    def __getattr__(self, axis: str) -> Group:
+        groups = self.__dict__.get("_groups", {})
+        if axis in groups:
+            return groups[axis]
+        raise AttributeError(
+            f"rank {self.__dict__.get('rank')} has no group {axis!r}"
+            + ("" if groups else ": it stands outside the layout and idles")
+        )
+
+    def group(self, axis: str) -> Group:
+        return self._groups[axis]
+
+    def warm(self) -> None:
+        """One real call on each wire opened for this mesh.
+
+        What is slow the first time is over before a request comes.
+        """
+        device = "cuda" if isinstance(self.door.ring, EventRing) else "cpu"
+        for wire in self._new:
+            wire.all_reduce(torch.zeros(16, device=device))
+            wire.barrier()
+        self._new.clear()
+
+    def _open(self, axis: str, wires: WireCache | None, fabric: str, epoch: int) -> Group:
+        ranks = self.layout.group_of(axis, self.rank)
+        index = self.layout.groups(axis).index(ranks)
+        wire = None
+        if len(ranks) > 1:
+            if wires is None:
+                raise ValueError(f"{self.layout} needs {self.layout.world_size} ranks; this process is a single one")
+            wire, new = wires.get(fabric, ranks, self.rank, f"{epoch}-{axis}-{index}")
+            if new:
+                self._new.append(wire)
+        return Group(ranks.index(self.rank), len(ranks), axis, ranks, index=index, wire=wire, door=self.door)
+
+
+class MeshFactory:
+    """Makes this rank's mesh of each `Configure`.
+
+    It owns the wires, the door and the ring of the rank's process.
+    """
+
+    def __init__(self, rank: int, shm_folder: Path, device: str = "cpu") -> None:
+        self.rank = rank
+        self.door = Door(EventRing() if device == "cuda" else Ring())
+        self.wires = WireCache(
+            {
+                "shm": lambda: _shm(shm_folder),
+                "gloo": lambda: _torch("gloo"),
+                "nccl": lambda: _torch("nccl"),
+            }
+        )
+
+    def __call__(self, message: Configure) -> Mesh:
+        """A warm mesh: every wire of it has carried a real call."""
+        layout = Layout.parse(message.layout)
+        self.door.recording = message.record
+        self.door.tag()
+        self.wires.suit(message.fabric, layout.world_size * message.threads)
+        mesh = Mesh(layout, self.rank, door=self.door, wires=self.wires, fabric=message.fabric, epoch=message.epoch)
+        mesh.warm()
+        return mesh
+
+    def close(self) -> None:
+        self.wires.close()
+
+
+def single_rank_mesh(layout: Layout | None = None, recording: bool = True) -> Mesh:
+    """A mesh without peers, for one process: every group has size 1."""
+    return Mesh(layout or Layout(), 0, door=Door(recording=recording))
+
+
+def _shm(folder: Path) -> Fabric:
+    from labkit.parallel.fabric_shm import ShmFabric
+
+    return ShmFabric(folder)
+
+
+def _torch(backend: str) -> Fabric:
+    from labkit.parallel.fabric_torch import TorchFabric
+
+    return TorchFabric(backend)
