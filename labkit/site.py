@@ -212,7 +212,7 @@ def lab(
     try:
         ours = discovery.find() is None
         say("Starting the lab server and its ranks …" if ours else "Found a lab server that runs already.")
-        client = discovery.connect(**{name: value for name, value in (("model", model), ("ranks", ranks)) if value})
+        client = discovery.connect(model=model or None, ranks=ranks or None)
     except ServerError as error:
         _console_line(str(error))
         raise typer.Exit(2) from error

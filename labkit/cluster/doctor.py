@@ -18,7 +18,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 _GIB = 2**30
 _SHM_NEEDED_BYTES = 64 * 2**20
 _ONE_CORE = "With one core every split is slower than no split; bytes and tokens stay right."
-_SMALL_SHM = "Containers get 64 MiB by default, and a rank that maps more dies of a bus error: docker run --shm-size=1g."
+_SMALL_SHM = "Containers get 64 MiB by default; a rank that maps more dies of a bus error: docker run --shm-size=1g."
 _PYTHON_FLOOR = (3, 11)
 _FLOORS = {"torch": (2, 11), "jupyter_server": (2, 21, 1), "voila": (0, 5, 13), "msgspec": (0, 19)}
 

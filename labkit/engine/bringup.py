@@ -19,7 +19,7 @@ from labkit.measure.records import MemoryRecord
 from labkit.model.spec import ModelSpec
 
 
-class SwitchRefused(ValueError):  # noqa: N818
+class SwitchRefused(ValueError):
     """The layout cannot stand on these ranks; the message says which rank, the numbers, and what would."""
 
 

@@ -26,7 +26,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-class RequestRefused(ValueError):  # noqa: N818
+class RequestRefused(ValueError):
     """The request can never be served as asked; the message says why, with the arithmetic (HTTP 400)."""
 
 

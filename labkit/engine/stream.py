@@ -16,7 +16,7 @@ TokenLogprobs = tuple[float, list[tuple[int, float]]]
 """Logprob of the chosen token, and the most likely ones as (token id, logprob)."""
 
 
-class EngineDown(RuntimeError):  # noqa: N818
+class EngineDown(RuntimeError):
     """The engine cannot answer; the message names the rank and its error (HTTP 503)."""
 
 
