@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from labkit.engine.messages import Failed
@@ -100,6 +101,13 @@ def _waited_for(words: Failed) -> PoolFailure:
     return PoolFailure(
         int(missing), "hung", f"rank {missing} {rest} (rank {words.rank} waited for it)", words.traceback
     )
+
+
+def hung(ranks: Sequence[int], what: str, timeout_s: float) -> PoolFailure:
+    """Nobody died and nobody said anything: `ranks` owe the answer to `what`."""
+    names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    verb = "have" if len(ranks) > 1 else "has"
+    return PoolFailure(ranks[0], "hung", f"{names} {verb} not answered {what} within {timeout_s:g} s")
 
 
 def _signal(code: int) -> str:

@@ -177,8 +177,13 @@ class Crew:
                 await asyncio.wait_for(self._news.wait(), left_s)
             except TimeoutError:
                 break
-        failure = who_went_first(self._evidence)
-        return failure if failure.traceback else replace(failure, traceback=self._launcher.tail(failure.rank))
+        return self.with_log(who_went_first(self._evidence))
+
+    def with_log(self, failure: PoolFailure) -> PoolFailure:
+        """With the end of the rank's log where it left no traceback."""
+        if failure.traceback or self._launcher is None:
+            return failure
+        return replace(failure, traceback=self._launcher.tail(failure.rank))
 
     async def end(self, keep_logs: bool) -> None:
         """Close the lifelines, so that the ranks leave.

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-import labkit
+from labkit.paths import repo_dir
 
 _TAIL_LINES = 30
 
@@ -51,12 +51,12 @@ class LaunchPlan:
 
     def environment(self) -> dict[str, str]:
         loopback = loopback_interface()
-        root = str(Path(labkit.__file__).resolve().parent.parent)
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(repo_dir()), os.environ.get("PYTHONPATH")))),
             "OMP_NUM_THREADS": str(self.threads),
             "GOMP_SPINCOUNT": "1000",  # else a neighbour on the same core waits for idle threads that spin
+            "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,
             "LABKIT_CONTROL": self.control,
@@ -64,6 +64,10 @@ class LaunchPlan:
             "LABKIT_SHM": str(self.shm_folder),
             "LABKIT_DEVICE": self.device,
         }
+
+
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Weights and KV on huge pages, where the kernel gives them on request: a tenth to a quarter of a decode step's time."""
 
 
 class Launcher:

@@ -11,10 +11,10 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from labkit.cluster.blame import PoolFailure
+from labkit.cluster.blame import PoolFailure, hung
 from labkit.cluster.crew import Crew, PoolConfig, PoolError
 from labkit.cluster.link import frame
 from labkit.engine.messages import EngineMessage, Hello, RankMessage
@@ -103,6 +103,11 @@ class Pool:
             data = frame(message)
             for rank in ranks:
                 self._crew.links[rank].write(data)
+
+    def declare_hung(self, ranks: Sequence[int], what: str, timeout_s: float) -> None:
+        """Whoever waits for these ranks' answers has given up: the pool fails as if the first had ended."""
+        if self._crew is not None and self.state == "ready":
+            self._broke(self._crew.with_log(hung(ranks, what, timeout_s)))
 
     # ---- what the crew tells
 

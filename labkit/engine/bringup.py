@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from labkit.engine.messages import AllocateKV, Configure, Configured, EngineMessage, Ready
 from labkit.engine.settings import EngineSettings
+from labkit.engine.watchdog import SWITCH_TIMEOUT_S
 from labkit.layout import Layout, kv_bytes_per_token, legal_layouts, rank_memory
 from labkit.measure.records import MemoryRecord
 from labkit.model.spec import ModelSpec
@@ -27,6 +28,8 @@ class RankPool(Protocol):
     """What the engine needs of `labkit.cluster.pool.Pool`."""
 
     def send(self, rank: int, message: EngineMessage) -> None: ...
+
+    def declare_hung(self, ranks: Sequence[int], what: str, timeout_s: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class Replies:
 
     async def all(self) -> dict[int, Any]:
         return await self._all
+
+    @property
+    def missing(self) -> list[int]:
+        return sorted(self._missing)
 
 
 class BringUp:
@@ -118,7 +125,15 @@ class BringUp:
         self._replies = Replies(questions, kind, self._epoch)
         for rank, question in questions.items():
             self._pool.send(rank, question)
-        return await self._replies.all()
+        hung = asyncio.get_running_loop().call_later(SWITCH_TIMEOUT_S, self._lose_patience, self._replies)
+        try:
+            return await self._replies.all()
+        finally:
+            hung.cancel()
+
+    def _lose_patience(self, replies: Replies) -> None:
+        """The pool then fails, and with it this attempt."""
+        self._pool.declare_hung(replies.missing, "a switch of layout", SWITCH_TIMEOUT_S)
 
     def _configure(self, model: str, threads: int) -> Configure:
         settings = self._settings
@@ -140,6 +155,8 @@ class BringUp:
 
     def _check(self, configured: dict[int, Configured]) -> None:
         refusals = [answer for answer in configured.values() if answer.error]
+        if refusals and not self._settings.memory_per_rank:  # each layout's own default is its ranks' business
+            raise SwitchRefused(refusals[0].error)
         if refusals:
             weights = max(answer.memory.weights for answer in refusals)
             fitting = layouts_that_fit(self._spec, self._settings, self._num_ranks, weights)

@@ -25,6 +25,7 @@ from labkit.engine.router import Router
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
 from labkit.engine.settings import EngineSettings
 from labkit.engine.stream import EngineDown, Output, RequestStream
+from labkit.engine.watchdog import STEP_TIMEOUT_S
 from labkit.layout import require_legal
 from labkit.model.spec import ModelSpec
 
@@ -45,10 +46,14 @@ __all__ = [
 class Engine:
     """`emit` gets every event, a dict with "event". Give `on_message` and `on_failure` to the pool.
 
+    step_timeout_s: a rank that has not answered a step for so long counts as hung, and the pool as failed.
     check: walk all of the block pools after every step, for tests.
     """
 
-    def __init__(self, pool: Pool, model: str, spec: ModelSpec, emit: Emit, *, check: bool = False) -> None:
+    def __init__(
+        self, pool: Pool, model: str, spec: ModelSpec, emit: Emit,
+        *, step_timeout_s: float = STEP_TIMEOUT_S, check: bool = False,
+    ) -> None:  # fmt: skip
         self.pool, self.model, self.spec, self._emit = pool, model, spec, emit
         self.settings = EngineSettings()
         """Those that stand; before the first start and after a refusal of it, those that were asked for."""
@@ -58,7 +63,10 @@ class Engine:
         self._epoch = 0
         self._reporter = Reporter(emit, lambda: self._dispatcher.describe())
         shared_clock = pool.config.device == "cpu"
-        self._dispatcher = Dispatcher(pool.send_many, self._reporter, shared_clock=shared_clock, check=check)
+        self._dispatcher = Dispatcher(
+            pool.send_many, self._reporter, lambda ranks: pool.declare_hung(ranks, "a step", step_timeout_s),
+            step_timeout_s=step_timeout_s, shared_clock=shared_clock, check=check,
+        )  # fmt: skip
         self._bring_up: BringUp | None = None
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[SwitchReport]] = set()

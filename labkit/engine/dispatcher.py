@@ -21,16 +21,27 @@ from labkit.engine.reporter import Reporter
 from labkit.engine.request import FinishReason, Phase, Request, RequestRefused
 from labkit.engine.router import Router
 from labkit.engine.stream import EngineDown, RequestStream, TokenLogprobs
+from labkit.engine.watchdog import STEP_TIMEOUT_S, Watchdog
 from labkit.measure.recorder import merge
 
 Send = Callable[[Sequence[int], Step], None]
 
 
 class Dispatcher:
-    """shared_clock: the ranks' instants are of one clock. check: walk the pools after every step (tests)."""
+    """shared_clock: the ranks' instants are of one clock. check: walk the pools after every step (tests).
+
+    on_hung(ranks): these have not answered a step for `step_timeout_s`.
+    """
 
     def __init__(
-        self, send: Send, reporter: Reporter, *, shared_clock: bool = True, check: bool = False
+        self,
+        send: Send,
+        reporter: Reporter,
+        on_hung: Callable[[Sequence[int]], None],
+        *,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        shared_clock: bool = True,
+        check: bool = False,
     ) -> None:
         self._send, self._reporter = send, reporter
         self._shared_clock, self._check = shared_clock, check
@@ -40,6 +51,7 @@ class Dispatcher:
         """Requests that wait for a layout to stand."""
         self._flights: dict[int, Flight] = {}
         """Steps whose figures are not merged, by step id."""
+        self._watchdog = Watchdog(self._flights, step_timeout_s, on_hung)
         self._quiet: asyncio.Future[None] | None = None
         self._last_step_id = 0
         self.is_open = False
@@ -194,6 +206,7 @@ class Dispatcher:
         )
         replica.num_in_flight += 1
         self._flights[flight.step_id] = flight
+        self._watchdog.watch()
         self._accounts.sent(flight)
         if self._check:
             replica.scheduler.check_integrity()

@@ -19,6 +19,7 @@ CUDA_SHARE = 0.9
 """Of a GPU's free memory, what weights and KV may take when no budget is given; the rest is for activations.
 """
 CPU_SHARE = 0.25
+CPU_MOST = 1024 * MIB
 WARM_PROMPT = 8
 
 
@@ -39,12 +40,15 @@ def used_bytes(device: torch.device) -> int:
 
 
 def default_budget(device: torch.device, num_ranks: int) -> int:
-    """Bytes for weights plus KV when none are given: most of the GPU, or a quarter of the RAM shared by the
-    ranks.
+    """Bytes for weights plus KV when none are given: most of the GPU; on a CPU a quarter of the RAM shared by
+    the ranks, and at most 1 GiB.
+
+    A laptop's RAM is other programs' too, the pages of a cache are taken one by one as blocks are first
+    used (so a large one grows for hours), and beside gigabytes of room no bar of weights and KV can be read.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
-    return int(psutil.virtual_memory().total * CPU_SHARE / num_ranks)
+    return min(CPU_MOST, int(psutil.virtual_memory().total * CPU_SHARE / num_ranks))
 
 
 def report(weights: dict[str, int], kv_bytes: int, budget: int, other: int) -> Memory:
@@ -78,6 +82,13 @@ def blocks_that_fit(model: str, rank: int, weights: dict[str, int], budget: int,
             report(weights, 0, budget, 0),
         )
     return num_blocks
+
+
+def most_blocks(max_num_seqs: int, max_positions: int, block_size: int) -> int:
+    """KV blocks that every sequence of a full step needs at the end of the context: more are never used at
+    once.
+    """
+    return max_num_seqs * -(-max_positions // block_size)
 
 
 def _mib(num_bytes: int) -> str:

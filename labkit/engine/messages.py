@@ -32,7 +32,7 @@ class Configure(_Message):
     dtype: str
     """float32, bfloat16 or float16."""
     memory_bytes: int
-    """Budget of weights plus KV for this rank; 0: what the device has free (CPU: a quarter of the RAM / ranks)."""
+    """Budget of weights plus KV for this rank; 0: the device's default (`engine.memory`)."""
     block_size: int
     max_batched_tokens: int
     max_num_seqs: int

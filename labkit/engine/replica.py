@@ -35,6 +35,11 @@ class Flight:
     def is_whole(self) -> bool:
         return self.end_ns > 0 and len(self.pieces) == len(self.replica.ranks)
 
+    @property
+    def silent_ranks(self) -> list[int]:
+        """Ranks whose word is missing."""
+        return [rank for rank in self.replica.ranks if rank not in self.pieces]
+
 
 class Replica:
     def __init__(self, index: int, ranks: tuple[int, ...], sampling_rank: int, scheduler: Scheduler) -> None:

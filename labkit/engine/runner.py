@@ -100,7 +100,8 @@ class Runner:
         used = decoder.bytes_by_part()
         heads = len(decoder.layers), decoder.num_kv_heads
         block = block_bytes(*heads, spec.head_dim, message.block_size, dtype)
-        num_blocks = memory.blocks_that_fit(spec.name, self.rank, used, budget, block)
+        fitting = memory.blocks_that_fit(spec.name, self.rank, used, budget, block)
+        num_blocks = min(fitting, memory.most_blocks(message.max_num_seqs, spec.max_positions, message.block_size))
         other = max(0, memory.used_bytes(self.device) - sum(used.values()))
         samples = layout.sampling_rank(layout.replica_of(self.rank)) == self.rank
         self._model = _Model(message, layout, spec, mesh, decoder, budget, other, samples)

@@ -24,7 +24,7 @@ class EngineSettings:
     admission: str = "labkit"
     prefix_cache: bool = True
     memory_per_rank: int = 0
-    """Bytes of weights plus KV on each rank; 0: what the device has free."""
+    """Bytes of weights plus KV on each rank; 0: the device's default (`engine.memory`)."""
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
     block_size: int = 16
@@ -43,7 +43,7 @@ class EngineSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.memory_per_rank < 0:
-            raise ValueError(f"memory_per_rank is {self.memory_per_rank}; give bytes, or 0: what is free.")
+            raise ValueError(f"memory_per_rank is {self.memory_per_rank}; give bytes, or 0: what suits the device.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_seqs {self.max_num_seqs}: "

@@ -30,7 +30,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen; more than loopback needs LABKIT_TOKEN.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.")] = 0,
     allow_host: Annotated[list[str], typer.Option(help="Another name in the Host header; may be repeated.")] = [],  # noqa: B006
-    memory_per_rank: Annotated[str, typer.Option(help="Weights plus KV, such as 256MiB; 0: what is free.")] = "0",
+    memory_per_rank: Annotated[str, typer.Option(help="Weights plus KV; 0: at most 1GiB (GPU: most of it).")] = "0",
     fabric: Annotated[str, typer.Option(help="shm, gloo or nccl.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "",
     router: Annotated[str, typer.Option(help="least-work, round-robin or prefix.")] = "least-work",
@@ -41,8 +41,9 @@ def serve(
     max_model_len: Annotated[int, typer.Option(help="Prompt plus answer; 0: the model's own limit.")] = 0,
     prefix_cache: Annotated[bool, typer.Option(help="Reuse the KV of shared prefixes.")] = True,
     record: Annotated[bool, typer.Option(help="Record collectives.")] = True,
-    graphs: Annotated[bool, typer.Option(help="CUDA graphs for decode steps.")] = False,
+    graphs: Annotated[bool | None, typer.Option(help="CUDA graphs for decode steps; by default on GPUs.")] = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    step_timeout: Annotated[float, typer.Option(help="Seconds until a silent rank counts as hung.")] = 75.0,
 ) -> None:
     """Serve a model on warm ranks. The first line is {"url": …, "token": …}; LABKIT_TOKEN sets the token."""
     given = dict(locals())

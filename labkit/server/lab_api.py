@@ -93,7 +93,7 @@ async def state(http: web.Request) -> web.Response:
 async def switch(http: web.Request) -> web.Response:
     service = http.app[SERVICE]
     body: SwitchBody = await _read(http, SwitchBody)
-    await service.until_ready()
+    await service.until_started()
     service.plan_switch(body.layout, body.settings)
     async with _ranks_for(service, body):
         begin_s = time.monotonic()
@@ -190,8 +190,7 @@ async def _queue(service: Service, response: web.StreamResponse, ticket: Ticket)
 async def _enter(service: Service, response: web.StreamResponse, body: LeaseBody) -> Any:
     """Switch as the lease asked. The report; None when nothing had to change; False when it failed (and was told)."""
     try:
-        await service.until_ready()
-        if service.plan_switch(body.layout, body.settings) == service.engine.settings:
+        if await service.stands_as(body.layout, body.settings):
             return None
         await response.write(_line("switching", layout=body.layout))
         report = await service.switch(body.layout, body.settings)

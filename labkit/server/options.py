@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.cluster.topology import default_num_ranks, default_threads, look_at_machine
 from labkit.engine.settings import EngineSettings
+from labkit.engine.watchdog import STEP_TIMEOUT_S
 from labkit.layout import Layout, require_legal
 from labkit.model.spec import ModelSpec, list_models, load_spec, model_dir
 from labkit.model.tokenizer import load_tokenizer
@@ -47,8 +48,10 @@ class ServeOptions:
     max_model_len: int = 0
     prefix_cache: bool = True
     record: bool = True
-    graphs: bool = False
+    graphs: bool | None = None
+    """None: on GPUs, where a decode step is launched as one graph."""
     seed: int = 0
+    step_timeout: float = STEP_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class ServePlan:
     token: str
     allowed_hosts: frozenset[str]
     linger_s: float
+    step_timeout_s: float
 
 
 def make_plan(options: ServeOptions) -> ServePlan:
@@ -91,6 +95,7 @@ def make_plan(options: ServeOptions) -> ServePlan:
         token=_token(options.host),
         allowed_hosts=frozenset(name.lower() for name in (*options.allow_hosts, options.host)),
         linger_s=_linger_s(),
+        step_timeout_s=_step_timeout_s(options.step_timeout),
     )
 
 
@@ -109,7 +114,7 @@ def _settings(options: ServeOptions, layout: Layout, device: str) -> EngineSetti
         name: getattr(options, name)
         for name in (
             "router", "admission", "prefix_cache", "max_num_batched_tokens", "max_num_seqs", "block_size",
-            "record", "graphs", "seed",
+            "record", "seed",
         )
     }  # fmt: skip
     return EngineSettings(
@@ -117,6 +122,7 @@ def _settings(options: ServeOptions, layout: Layout, device: str) -> EngineSetti
         memory_per_rank=parse_bytes(options.memory_per_rank),
         fabric=options.fabric or ("nccl" if on_gpu else "shm"),
         dtype=options.dtype or ("bfloat16" if on_gpu else "float32"),
+        graphs=on_gpu if options.graphs is None else options.graphs,
         **same,
     )
 
@@ -136,6 +142,12 @@ def _token(host: str) -> str:
             f"(and put TLS in front), or leave --host away to serve this machine only."
         )
     return given or secrets.token_urlsafe(24)
+
+
+def _step_timeout_s(seconds: float) -> float:
+    if not seconds > 0:
+        raise ValueError(f"--step-timeout is {seconds:g}; it is a number of seconds above 0.")
+    return seconds
 
 
 def _linger_s() -> float:

@@ -48,7 +48,10 @@ class _Server:
         self._recorder = RunRecorder(home_dir() / "store.sqlite")
         self._service = Service(plan.model, picture, self._recorder)
         self._pool = Pool(self._pool_config(), self._on_message, self._on_failure, self._on_pool_state)
-        self._engine = Engine(self._pool, str(plan.model.folder), plan.model.spec, self._service.on_event)
+        self._engine = Engine(
+            self._pool, str(plan.model.folder), plan.model.spec, self._service.on_event,
+            step_timeout_s=plan.step_timeout_s,
+        )  # fmt: skip
         self._service.attach(self._engine)
         self._lifetime = Lifetime(plan.linger_s, lambda: self.end(f"nobody came for {plan.linger_s:g} s"))
 

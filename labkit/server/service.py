@@ -81,9 +81,13 @@ class Service:
         assert self._engine is not None, "attach() comes before the first request"
         return self._engine
 
+    async def until_started(self) -> None:
+        """The first start is over, well or not: a switch may mend what it was refused for."""
+        await self._started.wait()
+
     async def until_ready(self) -> None:
         """Requests may come before the ranks have started: they wait. Raises ApiError 503."""
-        await self._started.wait()
+        await self.until_started()
         if self._start_error:
             raise ApiError(503, self._start_error)
 
@@ -127,15 +131,22 @@ class Service:
     # ---- leases and switches
 
     async def switch(self, layout: str, changes: dict[str, Any]) -> SwitchReport:
-        """Raises ApiError 400 (what was asked is not legal) or 503."""
-        await self.until_ready()
+        """Also the way out of a first start that was refused. ApiError 400 (what was asked is not legal) or 503."""
+        await self.until_started()
         settings = self.plan_switch(layout, changes)
         try:
-            return await self.engine.switch(settings)
+            report = await self.engine.switch(settings)
+            self._start_error = ""
+            return report
         except EngineDown as error:
             raise ApiError(503, str(error)) from error
         except ValueError as error:
             raise ApiError(400, str(error)) from error
+
+    async def stands_as(self, layout: str, changes: dict[str, Any]) -> bool:
+        """Whether that is what the ranks are already, once they have started. Raises ApiError 400."""
+        await self.until_started()
+        return not self._start_error and self.plan_switch(layout, changes) == self.engine.settings
 
     def plan_switch(self, layout: str, changes: dict[str, Any]) -> Any:
         """The settings that a switch would lead to (EngineSettings). Raises ApiError 400."""
