@@ -31,11 +31,11 @@ app = typer.Typer(
 )
 
 _Workload = Annotated[str, typer.Option(help="A name under data/workloads, or a TOML file.")]
-_Rate = Annotated[float, typer.Option(help="Requests per second; 0: the workload's own.")]
+_Rate = Annotated[float | None, typer.Option(help="Requests per second; by default the workload's own.")]
 _Seconds = Annotated[
-    float, typer.Option(help="Length of the measured part; 0: 30, or as many as --num-requests.")
+    float | None, typer.Option(help="Length of the measured part; by default 30, or until --num-requests.")
 ]
-_Number = Annotated[int, typer.Option(help="End after so many requests instead.")]
+_Number = Annotated[int | None, typer.Option(help="End after so many requests instead.")]
 _Concurrency = Annotated[int, typer.Option(help="Closed loop with so many requests in flight.")]
 _Objective = Annotated[str, typer.Option(help="What counts as good, in ms.")]
 _Seed = Annotated[int, typer.Option(help="Of arrivals and lengths: same seed, same schedule.")]
@@ -54,9 +54,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Nothing on stdout but one J
 def run(
     layout: Annotated[str, typer.Option(help="tp1, tp2, dp2, dp2xtp2 …; empty: as it is.")] = "",
     workload: _Workload = "chat",
-    rate: _Rate = 0.0,
-    seconds: _Seconds = 0.0,
-    num_requests: _Number = 0,
+    rate: _Rate = None,
+    seconds: _Seconds = None,
+    num_requests: _Number = None,
     concurrency: _Concurrency = 0,
     objective: _Objective = "ttft=400,tpot=50",
     seed: _Seed = 0,
@@ -98,9 +98,9 @@ def run(
 def compare(
     layouts: Annotated[list[str], typer.Argument(help="Two or more: tp1 tp2 dp2 …")],
     workload: _Workload = "chat",
-    rate: _Rate = 0.0,
-    seconds: _Seconds = 0.0,
-    num_requests: _Number = 0,
+    rate: _Rate = None,
+    seconds: _Seconds = None,
+    num_requests: _Number = None,
     concurrency: _Concurrency = 0,
     objective: _Objective = "ttft=400,tpot=50",
     seed: _Seed = 0,
@@ -136,15 +136,15 @@ def compare(
 
 
 def _load_options(
-    workload: str, rate: float, seconds: float, num_requests: int, concurrency: int,
+    workload: str, rate: float | None, seconds: float | None, num_requests: int | None, concurrency: int,
     objective: str, seed: int, warmup: float, length_scale: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """0 and -1 on the command line are None in Python."""
+    """A warm-up of -1 on the command line is None in Python."""
     return {
         "workload": workload,
-        "rate": rate or None,
-        "seconds": seconds or None,
-        "num_requests": num_requests or None,
+        "rate": rate,
+        "seconds": seconds,
+        "num_requests": num_requests,
         "concurrency": concurrency,
         "objective": objective,
         "seed": seed,

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import psutil
 
 from labkit.cluster.blame import PoolFailure, hung
 from labkit.cluster.crew import Crew, PoolConfig, PoolError
@@ -157,5 +160,9 @@ class Pool:
 
 
 def default_run_dir(base: Path) -> Path:
-    """A new private folder for one pool under `base`."""
+    """A new private folder for one pool under `base`; what owners that were killed left there is removed."""
+    for left in base.glob("pool-*-*"):
+        owner = left.name.split("-")[1]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
     return base / f"pool-{os.getpid()}-{secrets.token_hex(4)}"

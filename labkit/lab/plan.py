@@ -8,6 +8,7 @@ lengths; the token ids differ from run to run, so that no run profits from the p
 from __future__ import annotations
 
 import datetime
+import math
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ from labkit.measure.metrics import Objective
 
 DEFAULT_OBJECTIVE = Objective(ttft_ms=400, tpot_ms=50)
 DEFAULT_SECONDS = 30.0
+_ABOVE_ZERO = {
+    "rate": " requests/s", "seconds": " s", "num_requests": "", "length_scale": "", "time_scale": "",
+}  # fmt: skip
 _WARMUP_SHARE, _LONGEST_WARMUP_S = 0.2, 2.0
 
 
@@ -50,6 +54,7 @@ class RunPlan:
     def __post_init__(self) -> None:
         if not self.trace and isinstance(self.workload, str):
             load_workload(self.workload)  # an unknown one is refused before anything is started
+        self._check_numbers()
         if self.concurrency and self.rate:
             raise ValueError(
                 f"A closed loop of {self.concurrency} sends when an answer has come, so it has no rate "
@@ -59,6 +64,14 @@ class RunPlan:
             raise ValueError(
                 f"The warm-up is {self.warmup_s:g} s; it must be 0 or more, and less than an hour."
             )
+
+    def _check_numbers(self) -> None:
+        for name, unit in _ABOVE_ZERO.items():
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be above 0{unit}. Leave it out for the default.")
+        if self.concurrency < 0:
+            raise ValueError(f"concurrency is {self.concurrency}; it must be 1 or more, or 0: an open loop.")
 
     @property
     def measured_s(self) -> float | None:

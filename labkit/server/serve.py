@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -90,8 +91,13 @@ class _Server:
 
     async def _listen(self, runner: web.AppRunner) -> str:
         plan = self._plan
-        site = web.TCPSite(runner, plan.host, plan.port)
-        await site.start()
+        try:
+            await web.TCPSite(runner, plan.host, plan.port).start()
+        except OSError as error:
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+            raise OSError(
+                f"--port {plan.port} on {plan.host} {why}: give another one, or 0 for any that is free."
+            ) from error
         port = runner.addresses[0][1]
         host = "127.0.0.1" if plan.host in ("0.0.0.0", "localhost") else plan.host
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -24,8 +24,9 @@ def _executable() -> str | None:
     return named or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the session: while playwright is open, its event loop runs, and no other test could have one."""
     with sync_playwright() as playwright:
         try:
             started = playwright.chromium.launch(executable_path=_executable(), args=FLAGS)

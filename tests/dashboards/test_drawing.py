@@ -131,6 +131,7 @@ def test_a_table_says_what_the_chart_shows(visit: Any) -> None:
     prepare(page, "light", "en", synthetic.frame())
     panel = page.locator('[data-panel="ttft"]')
     panel.get_by_text("Show as table").click()
+    panel.locator("tbody tr").first.wait_for()  # drawn with the next frame
     rows = [row.all_inner_texts() for row in (r.locator("th, td") for r in panel.locator("tbody tr").all())]
     assert rows[0] == ["p50", "118 ms", "✓", "161 ms"]
     assert rows[3][:3] == ["p99", "272 ms", "✕"]

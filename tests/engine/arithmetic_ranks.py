@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 
+from labkit.cluster.blame import hung
 from labkit.engine import messages
 from labkit.engine.messages import (
     AllocateKV,
@@ -101,6 +102,8 @@ class ArithmeticPool:
         self.configures: list[Configure] = []
         self.log: list[tuple[str, int]] = []
         """What passed, in order: ("step", rank) for each plan sent, ("token", rank) for each answer."""
+        self.silent: set[int] = set()
+        """Ranks that hang: they take everything and answer nothing."""
         self._configure: Configure | None = None
         self._pages: dict[int, Pages] = {}
 
@@ -126,13 +129,18 @@ class ArithmeticPool:
             )
         )
 
+    def declare_hung(self, ranks: Sequence[int], what: str, timeout_s: float) -> None:
+        self.state = "failed"
+        self.silent.clear()
+        self.on_failure(hung(ranks, what, timeout_s))
+
     def send(self, rank: int, message: object) -> None:
         self.send_many((rank,), message)
 
     def send_many(self, ranks: Iterable[int], message: object) -> None:
         if self.state == "ready":
             data = messages.encode(message)
-            for rank in ranks:
+            for rank in set(ranks) - self.silent:
                 self._receive(rank, messages.decode_engine_message(data))
 
     def _receive(self, rank: int, message: object) -> None:

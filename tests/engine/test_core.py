@@ -24,10 +24,12 @@ SMALL = EngineSettings(block_size=4, max_num_batched_tokens=32, max_num_seqs=8)
 class House:
     """An engine on two integer ranks, and everything that it has told."""
 
-    def __init__(self, num_ranks: int = 2, **pool) -> None:
+    def __init__(self, num_ranks: int = 2, step_timeout_s: float = 60.0, **pool) -> None:
         self.events: list[dict] = []
         self.pool = ArithmeticPool(num_ranks, **pool)
-        self.engine = Engine(self.pool, "lab-5m", SPEC, self.events.append, check=True)
+        self.engine = Engine(
+            self.pool, "lab-5m", SPEC, self.events.append, step_timeout_s=step_timeout_s, check=True
+        )
         self.pool.on_message, self.pool.on_failure = self.engine.on_message, self.engine.on_failure
 
     def ask(self, name: str, prompt: Sequence[int] | int = 10, max_tokens: int = 6, **params) -> RequestStream:
@@ -343,6 +345,60 @@ def test_a_dead_rank_ends_every_stream_with_its_name_and_the_engine_comes_back()
         "error": "Rank 1 raised ValueError: no.",
         "traceback": "Traceback …",
     }
+
+
+@pytest.mark.parametrize(("slug", "said"), [("tp1", "Rank 0 has"), ("tp2", "Ranks 0, 1 have")])
+def test_ranks_that_answer_no_step_are_named_after_the_bound_and_the_engine_comes_back(
+    slug: str, said: str
+) -> None:
+    async def scenario(house: House) -> None:
+        first = house.ask("first", max_tokens=3)
+        assert await read(first) == expected(first)
+        house.pool.silent = set(house.engine.settings.layout.replica_ranks(0))
+        stream, began = house.ask("lost", max_tokens=3), time.monotonic()
+        with pytest.raises(EngineDown, match=f"{said} not answered a step within 0.2 s"):
+            await read(stream)
+        assert 0.2 <= time.monotonic() - began < 2.0
+        assert house.told("failure")[0]["kind"] == "hung"
+        await until_ready(house)
+        again = house.ask("again")
+        assert await read(again) == expected(again)
+
+    in_house(scenario, layout(slug), step_timeout_s=0.2)
+
+
+def test_one_silent_replica_is_noticed_while_the_other_answers() -> None:
+    async def scenario(house: House) -> None:
+        house.pool.silent = {1}
+        streams = [house.ask(f"r{i}", max_tokens=200) for i in range(2)]
+        with pytest.raises(EngineDown, match="Rank 1 has not answered a step within 0.1 s"):
+            await asyncio.gather(*map(read, streams))
+
+    in_house(scenario, layout("dp2"), step_timeout_s=0.1, step_s=0.01)
+
+
+def test_steps_that_come_back_in_time_are_left_alone_however_long_the_answer() -> None:
+    async def scenario(house: House) -> None:
+        stream = house.ask("long", max_tokens=40)
+        assert await read(stream) == expected(stream)
+        assert not house.told("failure")
+        await asyncio.sleep(0.2)  # nothing is on its way: nobody is late
+        assert not house.told("failure")
+
+    in_house(scenario, step_timeout_s=0.08, step_s=0.01)
+
+
+def test_a_rank_that_answers_no_switch_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.engine.bringup.SWITCH_TIMEOUT_S", 0.1)
+
+    async def scenario(house: House) -> None:
+        house.pool.silent = {1}
+        with pytest.raises(EngineDown, match="Rank 1 has not answered a switch of layout within 0.1 s"):
+            await house.engine.switch(layout("tp2"))
+        await until_ready(house)
+        assert house.engine.state()["layout"] == "tp1"
+
+    in_house(scenario)
 
 
 async def until_ready(house: House) -> None:

@@ -83,6 +83,12 @@ def test_a_ladder_is_the_summary_and_few_samples_are_grey():
     assert few.y[3] == pytest.approx(np.percentile(np.arange(100, 120), 99))
 
 
+def test_a_run_whose_percentiles_are_all_grey_keeps_its_place_in_the_legend():
+    figure = figures.ladder_figure({"TP1": make_run("tp1", 6)})
+    legend = [trace for trace in figure.data if trace.showlegend is not False]
+    assert [trace.name for trace in legend] == ["TP1 (n = 6)"] and list(legend[0].y) == [None]
+
+
 def test_with_samples_enough_nothing_is_grey():
     figure = figures.ladder_figure({"TP1": make_run("tp1", 1000, rate=1000.0)})
     assert not [trace for trace in figure.data if "too few" in trace.name]
@@ -95,6 +101,8 @@ def test_measured_recorded_and_predicted_never_share_a_line():
     assert dashes == {"now": "solid", "then": "dash"}
     assert "recorded (dashed)" in words(figure) and "2026-11-29" in words(figure)
     assert traces(figure, "then")[0].marker.symbol.endswith("-open")
+    bars = figures.memory_figure({"now": RUNS["TP1"], "then": recorded("tp2")})
+    assert set(bars.data[0].x[0]) == {"now", "then<br>recorded"}
     bound = ALL["bound"]()
     assert traces(bound, "bound")[0].line.dash == "dot" and "predicted (dotted)" in words(bound)
 
@@ -102,6 +110,14 @@ def test_measured_recorded_and_predicted_never_share_a_line():
 def test_a_comparison_of_a_recorded_run_says_so():
     found = Comparison({"tp1": [RUNS["TP1"]], "tp2": [recorded("tp2")]}, Objective(400, 50))
     assert "recorded (dashed)" in words(figures.comparison_figure(found))
+
+
+def test_a_comparison_tells_its_differences_with_their_intervals():
+    slower = make_run("tp2", ttft_ms=150.0)
+    found = Comparison({"tp1": [RUNS["TP1"]], "tp2": [slower]}, Objective(400, 50))
+    assert "TP2 − TP1: TTFT p50 +50.0 ms (95 %: +50.0 to +50.0)" in words(figures.comparison_figure(found))
+    few = Comparison({"tp1": [make_run("tp1", 4)], "tp2": [make_run("tp2", 4)]}, Objective(400, 50))
+    assert "4 pairs are too few to tell" in words(figures.comparison_figure(few))
 
 
 def test_more_ranks_than_cores_is_said_where_it_is_so():
