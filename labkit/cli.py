@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -168,7 +169,7 @@ def _foreign_or_lab(server: str, model: str, ranks: int, layout: str) -> Lab | N
     from labkit.server.client import ServerError
 
     try:
-        lab.state()
+        served = lab.state()["model"]
     except (ServerError, ValueError) as error:
         if isinstance(error, ServerError) and error.status in (401, 403):
             raise
@@ -179,6 +180,9 @@ def _foreign_or_lab(server: str, model: str, ranks: int, layout: str) -> Lab | N
                 "one of ours with `labkit serve`."
             ) from error
         return None
+    if model and Path(model).name != served:
+        lab.close()
+        raise ValueError(f"{server} serves {served}, and you asked for {model}: leave out --model, or name that one.")
     return lab
 
 

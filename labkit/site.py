@@ -21,13 +21,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit import paths
-from labkit.server import discovery
-from labkit.server.client import ServerClient, ServerError
+
+if TYPE_CHECKING:
+    from labkit.server.client import ServerClient
 
 _PR_SET_PDEATHSIG = 1
 
@@ -208,6 +209,9 @@ def lab(
     guests: Annotated[bool, typer.Option("--guests", help="Dashboards only: visitors who must not run code.")] = False,
 ) -> None:
     """Open the lab: a running engine, the dashboards, JupyterLab, and one URL that leads to all of them."""
+    from labkit.server import discovery
+    from labkit.server.client import ServerError
+
     say = _console_line
     try:
         ours = discovery.find() is None
@@ -267,6 +271,8 @@ def _say_that_it_went(why: str) -> None:
 
 
 def _shut_down(client: ServerClient) -> None:
+    from labkit.server.client import ServerError
+
     with contextlib.suppress(ServerError):
         client.shutdown()
 

@@ -188,6 +188,15 @@ def test_the_shell_ends_with_one_json_line(lab: Lab):
     *table, line = out.strip().splitlines()
     summary = json.loads(line)
     assert summary["layout"] == "tp2" and summary["num_ranks"] == 2 and "TTFT" in "\n".join(table)
+    assert summary["environment"]["threads_per_rank"] == lab.state()["threads_per_rank"]
+
+
+def test_another_model_than_the_server_has_is_refused_not_ignored(lab: Lab):
+    environment = {**os.environ, "LABKIT_TOKEN": lab.client.token}
+    shell = _shell("run", "--server", lab.url, "--model", "lab-31m", "--json", env=environment)
+    out, err = shell.communicate(timeout=60)
+    assert shell.returncode == 2 and not out
+    assert err == f"labkit: {lab.url} serves lab-5m, and you asked for lab-31m: leave out --model, or name that one.\n"
 
 
 def test_control_c_keeps_what_was_measured_and_says_so(lab: Lab):

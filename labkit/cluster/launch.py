@@ -9,6 +9,7 @@ code, also a zero, which torchrun takes for success; it looks without reaping, w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -16,6 +17,7 @@ import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,7 +25,7 @@ import psutil
 
 def main(arguments: list[str]) -> int:
     shm_folder, *torchrun_arguments = arguments
-    threading.Thread(target=_end_with_owner, args=(shm_folder,), daemon=True).start()
+    threading.Thread(target=_end_with_owner, args=(shm_folder, os.getppid()), daemon=True).start()
     if hasattr(os, "waitid"):  # not on macOS: there, torchrun's own report has to do
         threading.Thread(target=_watch_children, daemon=True).start()
     sys.argv = ["torchrun", *torchrun_arguments]
@@ -57,7 +59,7 @@ def _watch_children() -> None:
         _say(pid=child.si_pid, exit_code=child.si_status * (1 if child.si_code == os.CLD_EXITED else -1))
 
 
-def _end_with_owner(shm_folder: str) -> None:
+def _end_with_owner(shm_folder: str, owner: int) -> None:
     while os.read(0, 4096):
         pass
     children = psutil.Process().children(recursive=True)
@@ -65,7 +67,16 @@ def _end_with_owner(shm_folder: str) -> None:
         child.kill()
     psutil.wait_procs(children, timeout=1.0)  # reaped here: not every container has an init that does
     shutil.rmtree(shm_folder, ignore_errors=True)
+    if os.getppid() != owner:  # killed: nobody else is left to tidy up, or to read the logs
+        _remove(Path(os.environ["LABKIT_TOKEN_FILE"]).parent)
     os._exit(1)
+
+
+def _remove(folder: Path) -> None:
+    """This start's folder, and the pool's own when nothing else is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class LaunchPlan:
 
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Weights and KV on huge pages, where the kernel gives them on request: a tenth to a quarter of a decode step's time."""
+"""Weights and KV on huge pages, where the kernel gives them on request: a tenth to a quarter of a decode step."""
 
 
 class Launcher:

@@ -19,7 +19,7 @@ CUDA_SHARE = 0.9
 """Of a GPU's free memory, what weights and KV may take when no budget is given; the rest is for activations.
 """
 CPU_SHARE = 0.25
-CPU_MOST = 1024 * MIB
+CPU_MOST_KV = 1024 * MIB
 WARM_PROMPT = 8
 
 
@@ -39,16 +39,16 @@ def used_bytes(device: torch.device) -> int:
     return psutil.Process().memory_info().rss
 
 
-def default_budget(device: torch.device, num_ranks: int) -> int:
+def default_budget(device: torch.device, num_ranks: int, weights_bytes: int) -> int:
     """Bytes for weights plus KV when none are given: most of the GPU; on a CPU a quarter of the RAM shared by
-    the ranks, and at most 1 GiB.
+    the ranks, and at most 1 GiB beside the weights.
 
     A laptop's RAM is other programs' too, the pages of a cache are taken one by one as blocks are first
     used (so a large one grows for hours), and beside gigabytes of room no bar of weights and KV can be read.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
-    return min(CPU_MOST, int(psutil.virtual_memory().total * CPU_SHARE / num_ranks))
+    return min(weights_bytes + CPU_MOST_KV, int(psutil.virtual_memory().total * CPU_SHARE / num_ranks))
 
 
 def report(weights: dict[str, int], kv_bytes: int, budget: int, other: int) -> Memory:

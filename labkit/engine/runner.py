@@ -91,8 +91,9 @@ class Runner:
         spec, dtype = load_spec(message.model), DTYPES[message.dtype]
         require_legal(layout, spec, engine=True)
         slices = weight_slices(layout, spec, self.rank)
-        budget = message.memory_bytes or memory.default_budget(self.device, layout.world_size)
-        memory.check_weights(spec.name, str(layout), self.rank, slice_bytes(slices, dtype), budget)
+        needed = slice_bytes(slices, dtype)
+        budget = message.memory_bytes or memory.default_budget(self.device, layout.world_size, sum(needed.values()))
+        memory.check_weights(spec.name, str(layout), self.rank, needed, budget)
         source = open_source(model_dir(message.model), spec, message.seed)
         with torch.inference_mode():
             weights = Weights(source, slices, dtype, self.device)

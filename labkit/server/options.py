@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.topology import default_num_ranks, default_threads, look_at_machine
+from labkit.cluster.topology import Machine, default_num_ranks, default_threads, look_at_machine
 from labkit.engine.settings import EngineSettings
 from labkit.engine.watchdog import STEP_TIMEOUT_S
 from labkit.layout import Layout, require_legal
@@ -82,6 +82,7 @@ def make_plan(options: ServeOptions) -> ServePlan:
     spec = load_spec(options.model)
     layout = Layout.parse(options.layout)
     num_ranks = options.ranks or max(layout.world_size, default_num_ranks(machine))
+    _check_gpus(device, num_ranks, machine)
     require_legal(layout, spec, num_ranks, engine=True)
     return ServePlan(
         model=_served_model(options, folder, spec),
@@ -97,6 +98,15 @@ def make_plan(options: ServeOptions) -> ServePlan:
         linger_s=_linger_s(),
         step_timeout_s=_step_timeout_s(options.step_timeout),
     )
+
+
+def _check_gpus(device: str, num_ranks: int, machine: Machine) -> None:
+    """NCCL would refuse two ranks on one GPU, after half a minute and in its own words."""
+    if device == "cuda" and machine.gpus and num_ranks > len(machine.gpus):
+        raise ValueError(
+            f"{num_ranks} ranks need {num_ranks} GPUs, one each, and this machine has {len(machine.gpus)}: take "
+            f"--ranks {len(machine.gpus)} and a layout that fits, or --device cpu."
+        )
 
 
 def _served_model(options: ServeOptions, folder: Path, spec: ModelSpec) -> ServedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.cluster.blame import Evidence, who_went_first
+from labkit.cluster.blame import Evidence, hung, who_went_first
 from labkit.engine.messages import Failed
 from labkit.parallel.comm import PeerLost
 
@@ -24,6 +24,17 @@ def test_a_rank_that_raised_is_named_with_its_traceback() -> None:
 
 def test_a_peer_that_notices_first_is_not_blamed_for_a_later_confession() -> None:
     assert who_went_first(Evidence([_peer_lost(0, -1), _BUG], lost=[0])).rank == 1
+
+
+def test_of_two_that_raised_the_one_that_spoke_first_is_named() -> None:
+    later = Failed(0, "RuntimeError: the connection was reset", "Traceback … reset")
+    assert who_went_first(Evidence([_BUG, later], lost=[0, 1], exits={0: 1, 1: 1})).rank == 1
+
+
+def test_several_silent_ranks_are_all_named_with_the_bound() -> None:
+    failure = hung([2, 3], "a step", 75.0)
+    assert (failure.rank, failure.kind) == (2, "hung")
+    assert failure.error == "ranks 2, 3 have not answered a step within 75 s"
 
 
 @pytest.mark.parametrize("lost", [[2], [0, 2], [2, 0]], ids=str)

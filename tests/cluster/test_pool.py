@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from labkit.cluster.pool import Pool, PoolConfig, PoolError, RestartsExhausted
+from labkit.cluster.pool import Pool, PoolConfig, PoolError, RestartsExhausted, default_run_dir
 from labkit.engine.messages import Sampled, StepStats
 from labkit.measure.recorder import RING_DTYPE
 from tests.cluster.pool_harness import Harness, family, shm_folders, step_message, still_alive
@@ -164,6 +164,18 @@ def test_the_fourth_restart_in_ten_minutes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RestartsExhausted, match=r"3 times within 10 minutes.*did not report within 0\.01 s"):
         harness.do(harness.pool.restart())
     harness.close()
+
+
+def test_what_a_killed_owner_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead, living = tmp_path / f"pool-{gone.pid}-00ff", tmp_path / f"pool-{os.getpid()}-00ff"
+    for folder in (dead, living):
+        (folder / "start-1").mkdir(parents=True)
+    (tmp_path / "pool-notes-mine").mkdir()
+    mine = default_run_dir(tmp_path)
+    assert not dead.exists() and living.exists() and (tmp_path / "pool-notes-mine").exists()
+    assert mine.name.startswith(f"pool-{os.getpid()}-") and not mine.exists()
 
 
 def test_starting_twice_is_refused(two: Harness) -> None:

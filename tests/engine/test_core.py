@@ -132,6 +132,16 @@ def test_requests_spread_over_replicas_and_each_knows_why() -> None:
     in_house(scenario, layout("dp2"))
 
 
+def test_a_long_prompt_on_one_replica_sends_the_short_ones_to_the_other() -> None:
+    async def scenario(house: House) -> None:
+        long = house.ask("long", 200, max_tokens=2)
+        short = [house.ask(f"short{i}", 5, max_tokens=2) for i in range(3)]
+        await asyncio.gather(*map(read, [long, *short]))
+        assert {stream.request.replica for stream in short} == {1 - long.request.replica}
+
+    in_house(scenario, layout("dp2"))
+
+
 def test_a_shared_prefix_draws_requests_to_where_it_is_cached() -> None:
     async def scenario(house: House) -> None:
         await read(house.ask("first", 24))

@@ -13,7 +13,7 @@ import pytest
 
 from labkit.cluster.pool import Pool, PoolConfig
 from labkit.engine.bringup import SwitchRefused
-from labkit.engine.core import Engine, EngineDown, EngineSettings, RequestStream
+from labkit.engine.core import Engine, EngineDown, EngineSettings, Output, RequestStream
 from labkit.engine.messages import Fault
 from labkit.engine.request import FinishReason, Request, SamplingParams
 from labkit.layout import Layout
@@ -39,7 +39,7 @@ class RealHouse:
             lambda failure: self.engine.on_failure(failure),
             lambda state: self.engine.on_pool_state(state),
         )
-        self.engine = Engine(self.pool, MODEL, SPEC, self.events.append, check=True)
+        self.engine = Engine(self.pool, MODEL, SPEC, self.events.append, step_timeout_s=5.0, check=True)
         self.run(self.engine.start(settings("tp1")))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -51,7 +51,7 @@ class RealHouse:
 
     def ask(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> RequestStream:
         self._num_asked += 1
-        settings = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True, **params)
+        settings = SamplingParams(max_tokens, **{"temperature": 0.0, "ignore_eos": True, **params})
         return self.engine.submit(
             Request(f"r{self._num_asked}", tuple(prompt), settings, time.monotonic_ns())
         )
@@ -223,3 +223,54 @@ def test_a_rank_that_raises_is_named_and_the_same_layout_comes_back(
         assert await house.answers(prompts(6, 90), 24) == truth
 
     house.run(scenario())
+
+
+def test_a_rank_that_hangs_alone_is_named_and_the_same_layout_comes_back(house: RealHouse) -> None:
+    """Nobody waits for it in a collective, and its sockets stay open: only the bound on a step can tell."""
+
+    async def scenario() -> None:
+        await house.engine.switch(settings("tp1"))
+        before = await house.answers(prompts(1, 17), 4)
+        house.pool.send(0, Fault("hang"))
+        began = time.monotonic()
+        with pytest.raises(EngineDown, match="Rank 0 has not answered a step within 5 s"):
+            await house.answers(prompts(1, 17), 4)
+        assert 5.0 <= time.monotonic() - began < 8.0
+        async with asyncio.timeout(40):
+            while house.engine.state()["state"] != "ready":
+                await asyncio.sleep(0.05)
+        assert await house.answers(prompts(1, 17), 4) == before
+
+    house.run(scenario())
+
+
+def test_what_tp_ranks_have_read_is_what_one_of_them_drew(house: RealHouse) -> None:
+    """Without a seed and far from greedy: were each rank to draw for itself, their caches would hold different
+    texts, and what TP2 thinks of its own text would not be what one rank alone thinks of it.
+    """
+    prompt = prompts(1, 5)[0]
+
+    async def drawn() -> tuple[list[int], list[float]]:
+        outputs = [output async for output in house.ask(prompt, 12, temperature=5.0, logprobs=0)]
+        return _tokens(outputs), [chosen for output in outputs for chosen, _ in output.logprobs or ()]
+
+    async def alone(tokens: list[int]) -> list[float]:
+        each = []
+        for length, token in enumerate(tokens):
+            stream = house.ask([*prompt, *tokens[:length]], 1, logprobs=SPEC.vocab_size)
+            each += [dict(row)[token] async for output in stream for _, row in output.logprobs or ()]
+        return each
+
+    async def scenario() -> None:
+        await house.engine.switch(settings("tp2"))
+        tokens, together = await drawn()
+        again, _ = await drawn()
+        assert tokens != again, "two unseeded draws at temperature 5 agree: this is no draw"
+        await house.engine.switch(settings("tp1"))
+        assert await alone(tokens) == pytest.approx(together, abs=1e-3)
+
+    house.run(scenario())
+
+
+def _tokens(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]

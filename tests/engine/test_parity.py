@@ -39,6 +39,13 @@ def test_ragged_batch_gives_the_tokens_and_logits_of_transformers(
     assert_same(checkpoints[family], seqs)
 
 
+def test_more_ranks_than_kv_heads_with_norms_of_each_head(checkpoints: dict[str, Path]) -> None:
+    """8 ranks, 4 KV heads: each head and its K-norm is on two ranks, whole."""
+    folder = checkpoints["qwen3-qk-norm-own-head-dim"]
+    seqs = serve(ThreadRanks(folder, "tp8"), prompts([9, 4]), NUM_NEW, logprobs=SMALL["vocab_size"])
+    assert_same(folder, seqs)
+
+
 @pytest.mark.parametrize("layout", ["tp1", "tp2"])
 def test_chunks_of_prompts_share_steps_with_decodes(checkpoints: dict[str, Path], layout: str) -> None:
     for family in ("llama-tied-llama3-rope", "mistral-window"):

@@ -6,12 +6,14 @@ import gc
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from thread_ranks import ThreadRanks, ints, make_step, serve
 from tiny_models import make_checkpoint, prompts
 
+from labkit.engine import memory
 from labkit.engine.messages import AllocateKV, Configure, SampleSpec, Step
 from labkit.engine.runner import Runner
 from labkit.layout import kv_bytes_per_token, rank_memory
@@ -178,3 +180,30 @@ def test_blocks_used_before_by_others_do_not_leak_into_a_sequence() -> None:
     first = serve(ranks, prompts([30]), 5)[0].tokens
     serve(ranks, prompts([90, 80], seed=9), 20)
     assert serve(ranks, prompts([30]), 5)[0].tokens == first
+
+
+def test_without_a_budget_a_cpu_rank_takes_a_quarter_of_the_ram_and_at_most_one_gib_beside_its_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = torch.device("cpu")
+    for ram, num_ranks, budget in ((64 << 30, 2, 1 << 30), (4 << 30, 2, 512 * MIB), (4 << 30, 1, 1 << 30)):
+        machine = SimpleNamespace(total=ram)
+        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda machine=machine: machine)
+        assert memory.default_budget(cpu, num_ranks, 0) == budget
+        assert memory.default_budget(cpu, num_ranks, 5) == budget + (5 if budget == 1 << 30 and ram > 4 << 30 else 0)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(total=256 * MIB))
+    answer = runner().configure(configure(memory_bytes=0))
+    weights = sum(answer.memory.weights_by_part.values())
+    assert answer.num_blocks == (64 * MIB - weights) // answer.kv_block_bytes - 1
+
+
+def test_no_more_kv_is_allocated_than_a_full_step_can_use_at_the_end_of_the_context() -> None:
+    message = configure(memory_bytes=400 * MIB)
+    message.max_num_seqs, message.block_size = 2, 16
+    answer = runner().configure(message)
+    assert answer.num_blocks == 2 * load_spec(MODEL).max_positions // 16
+    assert answer.num_blocks * answer.kv_block_bytes < 300 * MIB  # there was room for more
+
+
+def test_every_sequence_of_a_full_step_has_a_last_block_of_its_own() -> None:
+    assert memory.most_blocks(3, 33, 16) == 9

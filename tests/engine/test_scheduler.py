@@ -272,6 +272,22 @@ def test_a_preempted_request_is_in_prefill_when_it_returns_with_a_prefix_hit() -
     assert_answered(late)
 
 
+def test_a_preempted_request_that_returns_in_several_chunks_decodes_only_after_the_last() -> None:
+    bench = Bench(9, 4, prefix_cache=False, admission="vllm", max_num_batched_tokens=8)
+    bench.add("early", 12, max_tokens=20)
+    late = bench.add("late", 12, max_tokens=16)
+    while not late.num_preemptions:
+        bench.step()
+    bench.scheduler.abort("early")
+    before, plans = len(late.output), []
+    while len(late.output) == before:
+        plans.append(bench.step())
+        assert late.phase is (Phase.DECODE if len(late.output) > before else Phase.PREFILL)
+    assert all(plan is not None and late not in plan.decodes for plan in plans) and len(plans) > 1
+    bench.run()
+    assert_answered(late)
+
+
 def test_a_preempted_request_returns_before_those_who_came_after_it() -> None:
     bench = Bench(num_blocks=9, block_size=4, admission="vllm", max_num_seqs=2)
     early, late = bench.add("early", 12, max_tokens=20), bench.add("late", 12, max_tokens=16)

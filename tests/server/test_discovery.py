@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,6 +110,7 @@ def test_options_as_a_command_line_has_them() -> None:
         (["--router", "magic"], "magic"),
         (["--host", "0.0.0.0"], "LABKIT_TOKEN"),
         (["--device", "tpu"], "cpu or cuda"),
+        (["--step-timeout", "0"], "--step-timeout is 0"),
         (["--max-model-len", "999999999"], "positions"),
     ],
 )
@@ -119,3 +122,34 @@ def test_bad_options_end_with_a_sentence(options: list[str], words: str, monkeyp
 
     result = CliRunner().invoke(app, ["serve", *options])
     assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output
+
+
+def test_more_ranks_than_gpus_are_refused_before_any_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit.cluster.topology import Gpu, look_at_machine
+    from labkit.server import options
+
+    here = dataclasses.replace(look_at_machine(), gpus=(Gpu(0, "H100", 80 << 30),))
+    monkeypatch.setattr(options, "look_at_machine", lambda: here)
+    with pytest.raises(ValueError, match=r"4 ranks need 4 GPUs, one each.* has 1: take --ranks 1 .*--device cpu"):
+        options.make_plan(options.ServeOptions(model="lab-5m", ranks=4))
+    assert options.make_plan(options.ServeOptions(model="lab-5m")).num_ranks == 1
+    assert options.make_plan(options.ServeOptions(model="lab-5m", ranks=4, device="cpu")).num_ranks == 4
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp2"])
+def test_every_layout_of_a_pool_has_the_same_threads_a_rank(layout: str) -> None:
+    from labkit.server.options import ServeOptions, make_plan
+
+    plan = make_plan(ServeOptions(model="lab-5m", layout=layout, ranks=2))
+    assert plan.threads == make_plan(ServeOptions(model="lab-5m", ranks=2)).threads >= 1
+    assert make_plan(ServeOptions(model="lab-5m", layout=layout, ranks=2, threads=3)).threads == 3
+
+
+def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "labkit.server", "serve", "--model", "lab-5m", "--port", str(port)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2 and not ran.stdout and "Traceback" not in ran.stderr
+    assert f"--port {port} on 127.0.0.1 is in use: give another one" in ran.stderr
+    assert not list(tmp_path.glob("labkit/pool-*"))

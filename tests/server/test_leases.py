@@ -271,3 +271,33 @@ def test_a_server_leaves_when_its_last_client_has(tmp_path: Any) -> None:
         assert double.client.health() == "ready"
         time.sleep(0.05)
     assert double.ended.wait(1)
+
+
+# ---- a first layout that was refused
+
+
+def refused_start(double: Double) -> None:
+    double.loop.call_soon_threadsafe(double.service.started, "lab-5m does not fit on rank 0.")
+    wait_until(lambda: double.client.health() == "failed")
+    with pytest.raises(ServerError, match="does not fit on rank 0"):
+        double.client.complete("hi", max_tokens=1)
+
+
+def test_a_switch_mends_a_first_layout_that_was_refused(own_double: Double) -> None:
+    refused_start(own_double)
+    own_double.engine.switch_error = ValueError("rank 1 needs 90 MB and has 64.")
+    with pytest.raises(ServerError, match="needs 90 MB"):
+        own_double.client.switch("tp2", probe=False)
+    assert "does not fit" in describe(own_double)["message"]
+    own_double.engine.switch_error = None
+    assert own_double.client.switch("tp2")["first_token_s"] > 0
+    state = describe(own_double)
+    assert (state["state"], state["message"], own_double.client.health()) == ("ready", "", "ready")
+    assert own_double.client.complete("hi", max_tokens=1)["choices"]
+
+
+def test_a_lease_mends_it_too_even_with_the_settings_that_were_refused(own_double: Double) -> None:
+    refused_start(own_double)
+    with own_double.client.lease("r1", layout=own_double.engine.settings.layout.slug):
+        assert own_double.client.complete("hi", max_tokens=1)["choices"]
+    assert len(own_double.engine.switched) == 1

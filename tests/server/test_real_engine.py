@@ -202,6 +202,7 @@ def test_a_killed_rank_is_named_and_the_pool_comes_back(server: RealServer) -> N
 
 
 def test_status_and_stop(server: RealServer) -> None:
+    wait_until(lambda: server.client.health() == "ready", 40)
     assert "lab-5m" in server.run("status").stdout
     family = server.family()
     assert len(family) >= 2
@@ -221,8 +222,12 @@ def test_ranks_end_when_the_server_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: server.client.health() == "ready", 40)
     family = server.family()
     assert family
+    runtime = server.folder / "runtime" / "labkit"
+    assert list(runtime.glob("pool-*/start-1"))
     server.end(signal.SIGKILL)
     wait_until(lambda: all_gone(family), 10)
+    wait_until(lambda: not list(runtime.glob("pool-*")))
+    assert not list(Path("/dev/shm").glob(f"labkit-*-{server.process.pid}-*"))
 
 
 def test_a_server_that_nobody_needs_leaves_even_while_it_starts(tmp_path: Path) -> None:
