@@ -30,7 +30,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen; more than loopback needs LABKIT_TOKEN.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.")] = 0,
     allow_host: Annotated[list[str], typer.Option(help="Another name in the Host header; may be repeated.")] = [],  # noqa: B006
-    memory_per_rank: Annotated[str, typer.Option(help="Weights plus KV; 0: at most 1GiB (GPU: most of it).")] = "0",
+    memory_per_rank: Annotated[str, typer.Option(help="Weights plus KV, say 256MiB; 0: 1GiB beside weights.")] = "0",
     fabric: Annotated[str, typer.Option(help="shm, gloo or nccl.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "",
     router: Annotated[str, typer.Option(help="least-work, round-robin or prefix.")] = "least-work",
