@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from labkit.cli import app
 from labkit.lab.running import begin, finish
 from labkit.lab.summary import Setting
+from labkit.layout import legal_layouts
+from labkit.model.spec import load_spec
 from tests.test_lab import _recording, _where
 
 SHELL = CliRunner()
@@ -33,12 +35,15 @@ def stored() -> str:
 
 def test_layouts_as_json_say_what_is_legal_and_why_the_rest_is_not():
     found = json.loads(_ask("layouts", "--model", "lab-5m", "--ranks", "4", "--json").stdout)
-    assert {"tp1", "tp2", "dp2xtp2"} <= set(found["legal"])
+    assert {"tp1", "tp2", "dp2xtp2"} <= {entry["layout"] for entry in found["legal"]}
     assert found["refused"] and all(
         entry["layout"] and entry["reason"].endswith(".") for entry in found["refused"]
     )
     runs_here = json.loads(_ask("layouts", "--model", "lab-5m", "--ranks", "4", "--engine", "--json").stdout)
-    assert set(runs_here["legal"]) == {"tp1", "tp2", "tp4", "dp2", "dp3", "dp4", "dp2xtp2"}
+    slugs = [entry["layout"] for entry in runs_here["legal"]]
+    assert {"tp1", "tp2", "tp4", "dp2", "dp3", "dp4", "dp2xtp2", "pp2", "pp4", "pp2xtp2"} <= set(slugs)
+    spec = load_spec("lab-5m")
+    assert slugs == [layout.slug for layout in legal_layouts(spec, 4, engine=True)]
 
 
 def test_layouts_in_words():

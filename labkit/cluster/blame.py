@@ -44,6 +44,8 @@ class Evidence:
     """Rank → exit code."""
     launcher_exit: int | None = None
     """torchrun's own status; None while it lives."""
+    knows_exits: bool = True
+    """False where the ranks are children of somebody else's torchrun."""
 
     def is_conclusive(self) -> bool:
         """Waiting longer would tell nothing more."""
@@ -68,7 +70,7 @@ def who_went_first(evidence: Evidence) -> PoolFailure:
     lost = [rank for rank in evidence.lost if rank not in innocent]
     first = [rank for rank in lost if rank in by_themselves] or by_themselves or lost
     if first:
-        return _gone(first[0], evidence.exits.get(first[0], 0))
+        return _gone(first[0], evidence.exits.get(first[0], 0)) if evidence.knows_exits else _left(first[0])
     if evidence.last_words:
         return _waited_for(evidence.last_words[0])
     status = evidence.launcher_exit
@@ -84,6 +86,10 @@ def _gone(rank: int, code: int) -> PoolFailure:
         hint = "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
         return PoolFailure(rank, "killed", f"rank {rank} was killed by {_signal(code)}{hint}", exit_code=code)
     return PoolFailure(rank, "exited", f"rank {rank} exited with status {code} while it was needed", exit_code=code)
+
+
+def _left(rank: int) -> PoolFailure:
+    return PoolFailure(rank, "exited", f"rank {rank} has gone: its connection ended; its node's torchrun knows why")
 
 
 def _launcher_killed(code: int) -> PoolFailure:

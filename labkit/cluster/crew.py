@@ -16,8 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.cluster.blame import Evidence, PoolFailure, who_went_first
-from labkit.cluster.launcher import Launcher, LaunchPlan, make_shm_folder
+from labkit.cluster.launcher import LaunchPlan, make_shm_folder
 from labkit.cluster.link import RankLink, listen
+from labkit.cluster.nodes import Nodes, NodesUnavailable
+from labkit.cluster.starters import Join, Joined, OneNode, SeveralNodes, Starter
+from labkit.engine.clock import Clocks
 from labkit.engine.messages import Failed, Hello, RankMessage
 
 _SETTLE_S = 2.5
@@ -43,8 +46,17 @@ class PoolConfig:
     start_timeout_s: float = 180.0
     module: str = "labkit.engine.worker"
     """What torchrun runs as each rank."""
+    nodes: Nodes | None = None
+    """Nodes to be made on this machine; None: all ranks stand on one."""
+    join: Join | None = None
+    """Where ranks started elsewhere join; None: they are started here."""
 
     def __post_init__(self) -> None:
+        if self.nodes is not None and self.nodes.num_ranks != self.num_ranks:
+            raise ValueError(
+                f"{self.nodes.num_nodes} nodes of {self.nodes.ranks_per_node} ranks are "
+                f"{self.nodes.num_ranks} ranks, not {self.num_ranks}"
+            )
         if self.num_ranks < 1 or self.threads < 1:
             raise ValueError(
                 f"a pool has at least one rank with one thread, not {self.num_ranks} ranks with {self.threads}"
@@ -72,30 +84,47 @@ class Crew:
         self._watch: asyncio.Task[None] | None = None
         self._ended = False
         self._server: asyncio.Server | None = None
-        self._launcher: Launcher | None = None
+        self._starter: Starter | None = None
         self._shm_folder: Path | None = None
+        self._clocks = Clocks()
 
     async def start(self) -> None:
         self._folder.mkdir(parents=True, mode=0o700)
+        try:
+            self._starter = await (self._invite() if self._config.join else self._prepare())
+            await self._starter.start()
+        except (NodesUnavailable, OSError) as error:
+            raise PoolError(str(error)) from error
+        await self._wait_complete()
+        self._watch = asyncio.create_task(self._report_trouble())
+
+    async def _invite(self) -> Starter:
+        join = self._config.join
+        assert join is not None
+        self._server, _ = await listen((), join.token(), self, (join.host, join.port))
+        self._evidence.knows_exits = False
+        return Joined()
+
+    async def _prepare(self) -> Starter:
         token = secrets.token_hex(32)
         token_file = self._folder / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(token)
         self._shm_folder = make_shm_folder(self._folder)
-        self._server, control = await listen(self._folder, token, self)
+        self._server, control = await listen((self._folder, self._shm_folder), token, self)
         config = self._config
         plan = LaunchPlan(config.num_ranks, config.threads, config.device, config.module, self._folder,
                           self._shm_folder, control, token_file)  # fmt: skip
-        self._launcher = Launcher(plan, self._child_ended, self._launcher_ended)
-        await self._launcher.start()
-        await self._wait_complete()
-        self._watch = asyncio.create_task(self._report_trouble())
+        if config.nodes is not None:
+            return SeveralNodes(config.nodes, plan, self._child_ended, self._launcher_ended)
+        return OneNode(plan, self._child_ended, self._launcher_ended)
 
     async def _wait_complete(self) -> None:
         """Every rank's two connections, or PoolError."""
         waits = [asyncio.create_task(event.wait()) for event in (self._complete, self._trouble)]
         try:
-            await asyncio.wait(waits, timeout=self._config.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            patience_s = self._config.start_timeout_s if self._config.join is None else None
+            await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
@@ -109,11 +138,11 @@ class Crew:
 
     def _who_is_missing(self) -> str:
         missing = [rank for rank in range(self._config.num_ranks) if rank not in self._lifelines]
-        assert self._launcher is not None
+        assert self._starter is not None
         return (
             f"{len(missing)} of {self._config.num_ranks} ranks did not report within "
             f"{self._config.start_timeout_s:g} s (ranks {', '.join(map(str, missing))}). The end of rank "
-            f"{missing[0]}'s log:\n{self._launcher.tail(missing[0]) or self._launcher.tail(-1) or '(empty)'}"
+            f"{missing[0]}'s log:\n{self._starter.tail(missing[0]) or self._starter.tail(-1) or '(empty)'}"
         )
 
     # ---- Listener: what the links tell
@@ -127,6 +156,7 @@ class Crew:
         links[hello.rank] = link
         if not hello.lifeline:
             self._rank_of[hello.pid] = hello.rank
+            self._clocks.joined(hello, time.monotonic_ns())
             self._on_joined(hello)
         if len(self.links) == len(self._lifelines) == self._config.num_ranks:
             self._complete.set()
@@ -136,6 +166,7 @@ class Crew:
             self._evidence.last_words.append(message)
             self._noticed()
         elif not self._trouble.is_set():
+            self._clocks.translate(rank, message)
             self._on_message(rank, message)
 
     def lost(self, link: RankLink) -> None:
@@ -152,8 +183,8 @@ class Crew:
             self._noticed()
 
     def _launcher_ended(self) -> None:
-        if not self._ended and self._launcher is not None:
-            self._evidence.launcher_exit = self._launcher.exit_code
+        if not self._ended and self._starter is not None:
+            self._evidence.launcher_exit = self._starter.exit_code
             self._noticed()
 
     def _noticed(self) -> None:
@@ -169,7 +200,6 @@ class Crew:
 
     async def _settle(self) -> PoolFailure:
         """Wait until it is clear who went first, for at most _SETTLE_S."""
-        assert self._launcher is not None
         give_up = time.monotonic() + _SETTLE_S
         while not self._evidence.is_conclusive() and (left_s := give_up - time.monotonic()) > 0:
             self._news.clear()
@@ -181,9 +211,9 @@ class Crew:
 
     def with_log(self, failure: PoolFailure) -> PoolFailure:
         """With the end of the rank's log where it left no traceback."""
-        if failure.traceback or self._launcher is None:
+        if failure.traceback or self._starter is None:
             return failure
-        return replace(failure, traceback=self._launcher.tail(failure.rank))
+        return replace(failure, traceback=self._starter.tail(failure.rank))
 
     async def end(self, keep_logs: bool) -> None:
         """Close the lifelines, so that the ranks leave.
@@ -194,10 +224,13 @@ class Crew:
         self._trouble.set()
         if self._watch is not None and self._watch is not asyncio.current_task():
             self._watch.cancel()
+        if not keep_logs:
+            for link in self._lifelines.values():
+                link.say_goodbye()
         for link in (*self.links.values(), *self._lifelines.values()):
             link.close()
-        if self._launcher is not None:
-            await self._launcher.end([*self._rank_of])
+        if self._starter is not None:
+            await self._starter.end([*self._rank_of])
         if self._server is not None:
             self._server.close()
         if self._shm_folder is not None:

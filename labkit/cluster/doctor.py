@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from labkit import paths
+from labkit.cluster.namespaces import has_netem
+from labkit.cluster.nodes import why_not
 from labkit.cluster.topology import Machine, look_at_machine
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -105,6 +107,14 @@ def _hostname_found() -> str:
         return f"{name} does not resolve (not needed on one machine; several nodes need it)"
 
 
+def check_nodes(_: Machine) -> Finding:
+    """Not having it is no fault: it is for several nodes made on one machine (`labkit serve --nodes 2`)."""
+    if reason := why_not():
+        return Finding("nodes", OK, f"cannot be made here: {reason}")
+    delay = "with delay" if has_netem() else "without delay, since this kernel has no netem"
+    return Finding("nodes", OK, f"can be made here (--nodes 2 --link 200mbit), {delay}")
+
+
 def check_folders(_: Machine) -> Finding:
     try:
         return Finding("folders", OK, f"runtime {paths.runtime_dir()}, runs {paths.home_dir()}")
@@ -119,6 +129,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     check_gpus,
     check_shared_memory,
     check_loopback,
+    check_nodes,
     check_folders,
 )
 

@@ -27,11 +27,43 @@ from labkit.paths import repo_dir
 _TAIL_LINES = 30
 
 
+_ALONE = ("--nnodes=1", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One torchrun of several on this machine, each in a network of its own."""
+
+    index: int
+    num_nodes: int
+    prefix: tuple[str, ...]
+    """Words before the command, which bring it into its network."""
+    address: str
+    endpoint: str
+    """Where all of them meet: node 0's address and a port."""
+    interface: str
+    rendezvous_id: str
+
+    def rendezvous(self) -> list[str]:
+        return [
+            f"--nnodes={self.num_nodes}", f"--node-rank={self.index}", f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-conf=is_host={self.index == 0}", f"--local-addr={self.address}",
+        ]  # fmt: skip
+
+    def environment(self, num_ranks: int) -> dict[str, str]:
+        """NCCL shall take the nodes for different hosts; and each has its own share of this machine's GPUs."""
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = given.split(",") if given is not None else [str(i) for i in range(self.num_nodes * num_ranks)]
+        mine = gpus[self.index * num_ranks : (self.index + 1) * num_ranks]
+        return {"NCCL_HOSTID": f"{self.rendezvous_id}-{self.index}", "CUDA_VISIBLE_DEVICES": ",".join(mine)}
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that torchrun and its ranks are told."""
+    """Everything that a torchrun and its ranks are told."""
 
     num_ranks: int
+    """On this node."""
     threads: int
     device: str
     module: str
@@ -39,30 +71,37 @@ class LaunchPlan:
     shm_folder: Path
     control: str
     token_file: Path
+    seat: Seat | None = None
+    """Where this torchrun stands among others; None: it is the only one."""
 
     def command(self) -> list[str]:
         return [
+            *(self.seat.prefix if self.seat else ()),
             sys.executable, "-m", "labkit.cluster.launch", str(self.shm_folder),
-            "--nnodes=1", f"--nproc-per-node={self.num_ranks}", "--max-restarts=0",
-            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={secrets.token_hex(8)}",
-            "--local-addr=127.0.0.1", f"--log-dir={self.folder / 'logs'}", "--redirects=3",
+            f"--nproc-per-node={self.num_ranks}", "--max-restarts=0", "--rdzv-backend=c10d",
+            *(self.seat.rendezvous() if self.seat else _ALONE), f"--rdzv-id={self._rendezvous_id()}",
+            f"--log-dir={self.folder / 'logs'}", "--redirects=3",
             "-m", self.module,
         ]  # fmt: skip
 
+    def _rendezvous_id(self) -> str:
+        return self.seat.rendezvous_id if self.seat else secrets.token_hex(8)
+
     def environment(self) -> dict[str, str]:
-        loopback = loopback_interface()
+        interface = self.seat.interface if self.seat else loopback_interface()
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(repo_dir()), os.environ.get("PYTHONPATH")))),
             "OMP_NUM_THREADS": str(self.threads),
             "GOMP_SPINCOUNT": "10000",  # some 30 us: long enough for the next small operation, short for a neighbour
             "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
-            "GLOO_SOCKET_IFNAME": loopback,
-            "NCCL_SOCKET_IFNAME": loopback,
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": interface,
             "LABKIT_CONTROL": self.control,
             "LABKIT_TOKEN_FILE": str(self.token_file),
             "LABKIT_SHM": str(self.shm_folder),
             "LABKIT_DEVICE": self.device,
+            **(self.seat.environment(self.num_ranks) if self.seat else {}),
         }
 
 
@@ -95,6 +134,7 @@ class Launcher:
         return -1 if self._process is None else self._process.pid
 
     async def start(self) -> None:
+        self._plan.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         with open(self._plan.folder / "torchrun.log", "wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._plan.command(),

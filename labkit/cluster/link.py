@@ -1,9 +1,9 @@
 """The engine's end of a rank's two sockets: frames in and out on asyncio, without a task per message.
 
 A connection is nobody until its first message, a `Hello` with the pool's secret; what says anything else is
-closed. The socket is a file in a private folder, or loopback TCP where that path would be too long for the
-system. Who connects is told to the listener by plain calls from `data_received`, so a step's answer reaches
-the scheduler in one hop.
+closed. The socket is a file in a private folder, loopback TCP where that path would be too long for the system, or
+a given port where ranks come from other machines. Who connects is told to the listener by plain calls from
+`data_received`, so a step's answer reaches the scheduler in one hop.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -81,6 +82,10 @@ class RankLink(asyncio.Protocol):
         if self.rank >= 0:
             self._listener.lost(self)
 
+    def say_goodbye(self) -> None:
+        """On a lifeline: the owner ends on purpose, and the rank need not be started again."""
+        self.write(b"goodbye")
+
     def write(self, data: bytes) -> None:
         """Hand a frame to the kernel (or to the transport's buffer). Nothing when the connection is over."""
         if self._transport is not None:
@@ -109,15 +114,24 @@ class RankLink(asyncio.Protocol):
             self._patience = None
 
 
-async def listen(folder: Path, token: str, listener: Listener) -> tuple[asyncio.Server, str]:
-    """A server for the ranks of one pool, and its address as `labkit.engine.channel.dial` takes it."""
+async def listen(
+    folders: Sequence[Path], token: str, listener: Listener, tcp: tuple[str, int] | None = None
+) -> tuple[asyncio.Server, str]:
+    """A server for the ranks of one pool, and its address as `labkit.engine.channel.dial` takes it.
+
+    folders: private ones; the first whose path is short enough for a socket is taken. tcp: host and port for
+    ranks on other machines instead; the secret then crosses the network as it is.
+    """
     loop = asyncio.get_running_loop()
-    path = folder / "control.sock"
+    paths = [folder / "control.sock" for folder in folders]
 
     def make_link() -> RankLink:
         return RankLink(token, listener)
 
-    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
-        return await loop.create_unix_server(make_link, path), f"unix:{path}"
+    if tcp is not None:
+        return await loop.create_server(make_link, *tcp), f"tcp:{tcp[0]}:{tcp[1]}"
+    for path in paths:
+        if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+            return await loop.create_unix_server(make_link, path), f"unix:{path}"
     server = await loop.create_server(make_link, "127.0.0.1", 0)
     return server, f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Where each request's time went on the server, summed step by step on the path of the rank that sampled.
+"""Where each request's time went on the server, summed step by step on the path to the token that was sampled.
 
 A step's figures come after its tokens, so an account stays open until every step that carried its request
 has been merged; then its `request` event is due. Before the first token the gaps between a request's steps
@@ -9,9 +9,11 @@ first token's end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from labkit.engine.replica import Flight
 from labkit.engine.request import Request
+from labkit.measure.path import Path, path_of
 from labkit.measure.recorder import MergedStep
 from labkit.measure.records import ServerTimes
 
@@ -46,17 +48,17 @@ class Account:
 
     def carried(self, span: Span, sampled: bool) -> None:
         """One step of this request is over."""
-        times, gap_ns = self.times, max(0, span.start_ns - self.latest_ns)
+        times, queue_ns = self.times, max(0, span.start_ns - self.latest_ns) + span.queue_ns
         self.latest_ns = span.end_ns
         self.num_unmerged -= 1
         if times.first_end_ns:
-            times.decode_queue_ns += gap_ns
+            times.decode_queue_ns += queue_ns
             times.decode_compute_ns += span.compute_ns
             times.decode_wait_ns += span.wait_ns
             times.decode_transfer_ns += span.transfer_ns
         else:
             times.first_start_ns = times.first_start_ns or span.start_ns
-            times.queue_ns += gap_ns
+            times.queue_ns += queue_ns
             times.compute_ns += span.compute_ns
             times.wait_ns += span.wait_ns
             times.transfer_ns += span.transfer_ns
@@ -74,19 +76,28 @@ class Account:
         self.is_closed = True
 
 
+@dataclass(frozen=True, slots=True)
 class Span:
-    """A merged step as the rank that sampled lived it."""
+    """A merged step as a request lives it; its four sums fill the time from start to end."""
 
-    __slots__ = ("start_ns", "end_ns", "compute_ns", "wait_ns", "transfer_ns")
+    start_ns: int
+    end_ns: int
+    compute_ns: int
+    wait_ns: int
+    transfer_ns: int
+    queue_ns: int
 
-    def __init__(self, step: MergedStep, rank: int) -> None:
+    @classmethod
+    def of_rank(cls, step: MergedStep, rank: int) -> Span:
+        """On the rank that sampled; what it waited for the stage before cannot be told further."""
         at = step.ranks.index(rank)
-        self.start_ns, self.end_ns = step.start_ns[at], step.end_ns[at]
-        self.compute_ns, self.wait_ns, self.transfer_ns = (
-            step.compute_ns[at],
-            step.wait_ns[at],
-            step.transfer_ns[at],
-        )
+        sums = step.compute_ns[at], step.wait_ns[at], step.transfer_ns[at], step.idle_ns[at]
+        return cls(step.start_ns[at], step.end_ns[at], *sums)
+
+    @classmethod
+    def along(cls, path: Path, since_ns: int) -> Span:
+        """Through the stages, from `since_ns` on: a chunk follows the one before it while that is under way."""
+        return cls(max(path.start_ns, since_ns), path.end_ns, *path.since(since_ns))
 
 
 class Accounts:
@@ -104,11 +115,14 @@ class Accounts:
             self._open[request.id].num_unmerged += 1
 
     def merged(self, flight: Flight, step: MergedStep) -> None:
-        span = Span(step, flight.replica.sampling_rank)
+        chain = flight.replica.chain
+        path = path_of(step, chain) if len(chain) > 1 else None
+        whole = Span.of_rank(step, chain[-1])
         sampled = set(flight.plan.sampled)
         for request in flight.requests:
             account = self._open.get(request.id)
             if account is not None and account.request is request:
+                span = whole if path is None else Span.along(path, account.latest_ns)
                 account.carried(span, request in sampled)
                 self._settle(account)
 

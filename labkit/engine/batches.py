@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ import torch
 
 from labkit.engine.messages import Step
 from labkit.model.attention import Batch, Chunk, Decodes, chunk_mask, decode_mask
+
+if TYPE_CHECKING:
+    from labkit.parallel.context import ContextRanks
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,10 +32,32 @@ class Shape:
     """What a batch must fit: the cache's blocks, the attention windows in use, where tensors live."""
 
     block_size: int
+    """Positions of a block, over all ranks that share it."""
     spare_block: int
     windows: tuple[int | None, ...]
     dtype: torch.dtype
     device: torch.device
+    context: ContextRanks | None = None
+    """With whom positions are shared out; None: this rank has all of them."""
+
+    @property
+    def stored_block(self) -> int:
+        """Positions of a block that this rank stores."""
+        return self.block_size if self.context is None else self.block_size // self.context.dcp.size
+
+    def slots(self, blocks: Ints, positions: Ints) -> Ints:
+        """Where the keys and values of a position go, whose block is given; another rank's, to the spare block."""
+        offsets, stored = positions % self.block_size, self.stored_block
+        slots = blocks * stored + offsets % stored
+        if self.context is None or self.context.dcp.size == 1:
+            return slots
+        return np.where(offsets // stored == self.context.dcp.rank, slots, self.spare_block * stored)
+
+    def key_positions(self, num_blocks: int) -> Ints:
+        """The positions of what this rank stores of a sequence's first blocks, in the order of the cache."""
+        member = 0 if self.context is None else self.context.dcp.rank
+        starts = np.arange(num_blocks)[:, None] * self.block_size + member * self.stored_block
+        return (starts + np.arange(self.stored_block)).ravel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +92,18 @@ class Rows:
         num_prefills = step.num_prefill_seqs
         return cls(token_ids, query_lens, context_lens, blocks, table_lens, starts, table_starts, num_prefills)
 
+    def places(self, shape: Shape) -> tuple[Ints, Ints]:
+        """Of every token: its position, and its slot in this rank's cache."""
+        seq_of = np.repeat(np.arange(len(self.query_lens)), self.query_lens)
+        positions = np.arange(len(self.token_ids)) - self.starts[seq_of] + self.context_lens[seq_of]
+        in_table = self.table_starts[seq_of] + positions // shape.block_size
+        return positions, shape.slots(self.blocks[in_table], positions)
+
+    def sampled_rows(self, step: Step) -> Ints:
+        """The last token of each sequence that gets a sample, in the order of the specs."""
+        sampled = np.fromiter((spec.index for spec in step.sample), dtype=np.int64, count=len(step.sample))
+        return (self.starts + self.query_lens - 1)[sampled]
+
 
 def _starts(lengths: Ints) -> Ints:
     return np.cumsum(lengths) - lengths
@@ -73,37 +111,37 @@ def _starts(lengths: Ints) -> Ints:
 
 def build(step: Step, shape: Shape) -> Batch:
     rows = Rows.of(step, shape.block_size)
+    if shape.context is not None:  # it stands on this module, as one reading of the same arrays
+        from labkit.engine.context_batches import build_shared
+
+        return build_shared(step, rows, shape)
     num_tokens = len(rows.token_ids)
-    seq_of = np.repeat(np.arange(len(rows.query_lens)), rows.query_lens)
-    positions = np.arange(num_tokens) - rows.starts[seq_of] + rows.context_lens[seq_of]
-    in_table = rows.table_starts[seq_of] + positions // shape.block_size
-    slots = rows.blocks[in_table] * shape.block_size + positions % shape.block_size
-    sampled = np.fromiter((spec.index for spec in step.sample), dtype=np.int64, count=len(step.sample))
-    logit_rows = (rows.starts + rows.query_lens - 1)[sampled]
+    positions, slots = rows.places(shape)
+    logit_rows = rows.sampled_rows(step)
     everything = len(logit_rows) == num_tokens and bool((logit_rows == np.arange(num_tokens)).all())
     return Batch(
-        token_ids=_tensor(rows.token_ids, shape),
-        positions=_tensor(positions, shape),
-        slots=_tensor(slots, shape),
+        token_ids=tensor(rows.token_ids, shape),
+        positions=tensor(positions, shape),
+        slots=tensor(slots, shape),
         chunks=[_chunk(rows, seq, shape) for seq in range(rows.num_prefills)],
-        decodes=_decodes(rows, shape),
-        logit_rows=None if everything else _tensor(logit_rows, shape),
+        decodes=decode_groups(rows, shape),
+        logit_rows=None if everything else tensor(logit_rows, shape),
     )
 
 
-def _tensor(array: Ints, shape: Shape) -> torch.Tensor:
+def tensor(array: Ints, shape: Shape) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(shape.device, non_blocking=True)
 
 
 def _chunk(rows: Rows, seq: int, shape: Shape) -> Chunk:
     start, length = int(rows.starts[seq]), int(rows.query_lens[seq])
     context, first = int(rows.context_lens[seq]), int(rows.table_starts[seq])
-    blocks = _tensor(rows.blocks[first : first + int(rows.table_lens[seq])], shape)
+    blocks = tensor(rows.blocks[first : first + int(rows.table_lens[seq])], shape)
     masks = {window: chunk_mask(length, context, window, shape.device) for window in shape.windows}
     return Chunk(start, start + length, context, blocks, masks)
 
 
-def _decodes(rows: Rows, shape: Shape) -> list[Decodes]:
+def decode_groups(rows: Rows, shape: Shape) -> list[Decodes]:
     widths = rows.table_lens[rows.num_prefills :]
     if not len(widths):
         return []
@@ -116,10 +154,10 @@ def _decodes(rows: Rows, shape: Shape) -> list[Decodes]:
 
 
 def _group(members: Ints | None, table: Ints, positions: Ints, shape: Shape) -> Decodes:
-    mine = _tensor(positions if members is None else positions[members], shape)
+    mine = tensor(positions if members is None else positions[members], shape)
     masks = decode_masks(mine, table.shape[1], shape)
-    rows = None if members is None else _tensor(members, shape)
-    return Decodes(len(table), rows, _tensor(table.ravel(), shape), masks)
+    rows = None if members is None else tensor(members, shape)
+    return Decodes(len(table), rows, tensor(table.ravel(), shape), masks)
 
 
 def alike(widths: Ints) -> list[Ints]:
@@ -149,8 +187,9 @@ def padded_table(rows: Rows, width: int, filler: int) -> Ints:
 
 
 def decode_masks(positions: torch.Tensor, width: int, shape: Shape) -> dict[int | None, torch.Tensor]:
-    num_keys = width * shape.block_size
-    return {window: decode_mask(positions, num_keys, window, shape.dtype) for window in shape.windows}
+    whole = shape.stored_block == shape.block_size
+    keys = width * shape.block_size if whole else tensor(shape.key_positions(width), shape)
+    return {window: decode_mask(positions, keys, window, shape.dtype) for window in shape.windows}
 
 
 def windows_of(windows: Iterable[int | None]) -> tuple[int | None, ...]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from labkit.engine.messages import AllocateKV, Configure, Configured, EngineMessage, Ready
 from labkit.engine.settings import EngineSettings
 from labkit.engine.watchdog import SWITCH_TIMEOUT_S
-from labkit.layout import Layout, kv_bytes_per_token, legal_layouts, rank_memory
+from labkit.layout import LayerPlacements, Layout, kv_bytes_per_token, legal_layouts, rank_memory
 from labkit.measure.records import MemoryRecord
 from labkit.model.spec import ModelSpec
 
@@ -80,10 +80,12 @@ class BringUp:
     """One attempt. The engine hands every `Configured` and `Ready` to `add`, and a rank's end to `fail`."""
 
     def __init__(
-        self, pool: RankPool, num_ranks: int, spec: ModelSpec, settings: EngineSettings, epoch: int
-    ) -> None:
+        self, pool: RankPool, num_ranks: int, spec: ModelSpec, settings: EngineSettings, epoch: int,
+        nodes: Sequence[int] = (), placements: LayerPlacements = (),
+    ) -> None:  # fmt: skip
+        self._placements = placements
         self._pool, self._num_ranks, self._spec = pool, num_ranks, spec
-        self._settings, self._epoch = settings, epoch
+        self._settings, self._epoch, self._nodes = settings, epoch, nodes
         self._replies: Replies | None = None
         self._error: Exception | None = None
 
@@ -151,6 +153,9 @@ class BringUp:
             fabric=settings.fabric,
             record=settings.record,
             graphs=settings.graphs,
+            expert_capacity=settings.expert_capacity,
+            placements=[[list(experts) for experts in layer] for layer in self._placements],
+            nodes=list(self._nodes),
         )
 
     def _check(self, configured: dict[int, Configured]) -> None:
@@ -176,8 +181,7 @@ def layouts_that_fit(
     return [
         layout
         for layout in legal_layouts(spec, num_ranks, engine=True)
-        if layout != refused
-        and budget >= _fullest_weights(layout, spec, settings) * excess + _two_blocks(layout, spec, settings)
+        if layout != refused and budget >= _needed(layout, spec, settings, excess)
     ]
 
 
@@ -186,8 +190,14 @@ def _fullest_weights(layout: Layout, spec: ModelSpec, settings: EngineSettings) 
     return max(sum(rank_memory(layout, spec, rank, settings.dtype_bytes).values()) for rank in ranks)
 
 
-def _two_blocks(layout: Layout, spec: ModelSpec, settings: EngineSettings) -> int:
-    return 2 * settings.block_size * kv_bytes_per_token(layout, spec, 0, settings.dtype_bytes)
+def _needed(layout: Layout, spec: ModelSpec, settings: EngineSettings, excess: float) -> float:
+    """Weights and two KV blocks of the rank that needs most: stages differ in both."""
+    dtype_bytes, num_tokens = settings.dtype_bytes, 2 * settings.block_size
+    return max(
+        sum(rank_memory(layout, spec, rank, dtype_bytes).values()) * excess
+        + num_tokens * kv_bytes_per_token(layout, spec, rank, dtype_bytes)
+        for rank in layout.replica_ranks(0)
+    )
 
 
 def _fitting_sentence(fitting: Sequence[Layout], num_ranks: int) -> str:

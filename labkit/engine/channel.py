@@ -6,6 +6,7 @@ the owner goes, however it goes, and then the rank must go as well, even in the 
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -41,6 +42,10 @@ class Channel:
     def send(self, payload: bytes) -> None:
         self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
 
+    def ready(self, timeout_s: float) -> bool:
+        """Whether a message, or its beginning, is there within the time."""
+        return bool(self._buffer or select.select([self._sock], [], [], timeout_s)[0])
+
     def receive(self) -> bytes | None:
         """The next message, or None when the other end has closed."""
         head = self._take(4)
@@ -61,11 +66,18 @@ class Channel:
         self._sock.close()
 
 
-def hold_lifeline(sock: socket.socket, on_end: Callable[[], object]) -> None:
-    """Block until the lifeline ends, then call on_end. Run it in a daemon thread."""
+def wait_for_end(sock: socket.socket) -> bool:
+    """Block until the lifeline ends; whether its owner said goodbye before (one byte or more)."""
+    said_goodbye = False
     try:
         while sock.recv(64):
-            pass
+            said_goodbye = True
     except OSError:
         pass
+    return said_goodbye
+
+
+def hold_lifeline(sock: socket.socket, on_end: Callable[[], object]) -> None:
+    """Block until the lifeline ends, then call on_end. Run it in a daemon thread."""
+    wait_for_end(sock)
     on_end()

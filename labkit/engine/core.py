@@ -17,7 +17,9 @@ from labkit.engine.admission import check_request
 from labkit.engine.blocks import BlockPool
 from labkit.engine.bringup import BringUp, Standing, SwitchRefused, SwitchReport
 from labkit.engine.dispatcher import Dispatcher
+from labkit.engine.expert_load import ExpertLoad, placements_for
 from labkit.engine.messages import Configured, Hello, RankMessage, Ready, Sampled, StepStats
+from labkit.engine.places import describe_places, nodes_of, share_a_clock
 from labkit.engine.replica import Replica
 from labkit.engine.reporter import Emit, Reporter
 from labkit.engine.request import FinishReason, Request, RequestRefused
@@ -26,7 +28,7 @@ from labkit.engine.scheduler import Scheduler, SchedulerConfig
 from labkit.engine.settings import EngineSettings
 from labkit.engine.stream import EngineDown, Output, RequestStream
 from labkit.engine.watchdog import STEP_TIMEOUT_S
-from labkit.layout import require_legal
+from labkit.layout import block_tokens, require_legal
 from labkit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -62,11 +64,11 @@ class Engine:
         self._failure: dict[str, Any] | None = None
         self._epoch = 0
         self._reporter = Reporter(emit, lambda: self._dispatcher.describe())
-        shared_clock = pool.config.device == "cpu"
         self._dispatcher = Dispatcher(
             pool.send_many, self._reporter, lambda ranks: pool.declare_hung(ranks, "a step", step_timeout_s),
-            step_timeout_s=step_timeout_s, shared_clock=shared_clock, check=check,
+            step_timeout_s=step_timeout_s, check=check,
         )  # fmt: skip
+        self._expert_load = ExpertLoad(spec) if spec.moe else None
         self._bring_up: BringUp | None = None
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[SwitchReport]] = set()
@@ -206,14 +208,24 @@ class Engine:
         """All ranks take the settings; requests flow again. Raises SwitchRefused, EngineDown."""
         self._epoch += 1
         config = self.pool.config
-        self._bring_up = BringUp(self.pool, config.num_ranks, self.spec, settings, self._epoch)
+        hellos = self.pool.hellos
+        self._dispatcher.shared_clock = share_a_clock(hellos, config.device)
+        placements = placements_for(self._expert_load, settings)
+        self._bring_up = BringUp(
+            self.pool, config.num_ranks, self.spec, settings, self._epoch, nodes_of(hellos), placements
+        )
         try:
             standing = await self._bring_up.run(self.model, config.threads)
         finally:
             self._bring_up = None
         self.settings, self._standing, self._failure = settings, standing, None
         replicas = [self._replica(index, num_blocks) for index, num_blocks in enumerate(standing.num_blocks)]
-        self._dispatcher.open(replicas, Router(settings.router), self._epoch, settings.layout.slug)
+        if self._expert_load is not None:
+            self._expert_load.begin(settings.layout, placements)
+        self._dispatcher.open(
+            replicas, Router(settings.router), self._epoch, settings.layout.slug,
+            settings.layout.attention_dp, self._expert_load,
+        )  # fmt: skip
         self._set_state("ready")
         self._reporter.memory(standing.memory)
         return standing
@@ -228,8 +240,10 @@ class Engine:
             admission=settings.admission,
             max_in_flight=layout.pp,
         )
-        scheduler = Scheduler(config, BlockPool(num_blocks, settings.block_size, settings.prefix_cache))
-        return Replica(index, layout.replica_ranks(index), layout.sampling_rank(index), scheduler)
+        block_size = block_tokens(layout, settings.block_size)
+        scheduler = Scheduler(config, BlockPool(num_blocks, block_size, settings.prefix_cache))
+        chain = layout.group_of("pp", layout.sampling_rank(index))
+        return Replica(index, layout.replica_ranks(index), chain, scheduler)
 
     async def _recover(self) -> None:
         async with self._one_at_a_time:
@@ -289,6 +303,8 @@ class Engine:
             "replicas": self._dispatcher.describe(),
             "settings": settings.to_dict(),
             "requests_in_flight": self._dispatcher.num_requests,
+            "experts": self._expert_load.describe() if self._expert_load else None,
+            **describe_places(self.pool.hellos, self.pool.config.device, layout, settings.fabric),
         }
 
     def _why_failed(self) -> str:

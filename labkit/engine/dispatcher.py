@@ -14,6 +14,8 @@ from itertools import repeat
 from typing import Any
 
 from labkit.engine.accounts import Accounts
+from labkit.engine.expert_load import ExpertLoad
+from labkit.engine.lockstep import merge_round, next_round
 from labkit.engine.messages import Sampled, Step, StepStats
 from labkit.engine.plan import StepPlan
 from labkit.engine.replica import Flight, Replica
@@ -22,7 +24,7 @@ from labkit.engine.request import FinishReason, Phase, Request, RequestRefused
 from labkit.engine.router import Router
 from labkit.engine.stream import EngineDown, RequestStream, TokenLogprobs
 from labkit.engine.watchdog import STEP_TIMEOUT_S, Watchdog
-from labkit.measure.recorder import merge
+from labkit.measure.experts import ExpertStep, merge_experts
 
 Send = Callable[[Sequence[int], Step], None]
 
@@ -44,7 +46,7 @@ class Dispatcher:
         check: bool = False,
     ) -> None:
         self._send, self._reporter = send, reporter
-        self._shared_clock, self._check = shared_clock, check
+        self.shared_clock, self._check = shared_clock, check
         self._accounts = Accounts(reporter.request)
         self._streams: dict[str, RequestStream] = {}
         self._backlog: dict[str, Request] = {}
@@ -57,6 +59,8 @@ class Dispatcher:
         self.is_open = False
         self.replicas: Sequence[Replica] = ()
         self._router, self._epoch, self._layout = Router(), 0, ""
+        self._lockstep = False
+        self._expert_load: ExpertLoad | None = None
 
     @property
     def num_requests(self) -> int:
@@ -78,8 +82,12 @@ class Dispatcher:
 
     # ---- layouts come and go
 
-    def open(self, replicas: Sequence[Replica], router: Router, epoch: int, layout: str) -> None:
-        """A layout stands: whoever waited is routed, in order of arrival."""
+    def open(
+        self, replicas: Sequence[Replica], router: Router, epoch: int, layout: str,
+        lockstep: bool = False, expert_load: ExpertLoad | None = None,
+    ) -> None:  # fmt: skip
+        """A layout stands: whoever waited is routed, in order of arrival. lockstep: replicas share experts."""
+        self._lockstep, self._expert_load = lockstep, expert_load
         self.replicas, self._router, self._epoch, self._layout = replicas, router, epoch, layout
         self.is_open = True
         backlog, self._backlog = self._backlog, {}
@@ -180,7 +188,7 @@ class Dispatcher:
         flight.end_ns = time.monotonic_ns()
         replica = flight.replica
         replica.num_in_flight -= 1
-        finished = replica.scheduler.complete(flight.plan, message.token_ids)
+        finished = replica.scheduler.complete(flight.plan, message.token_ids) if flight.plan else []
         self._send_steps(replica)
         self._hand_out(flight, message, finished)
         replica.note_pace(flight)
@@ -192,14 +200,26 @@ class Dispatcher:
             self._quiet = None
 
     def _send_steps(self, replica: Replica) -> None:
+        if self._lockstep:
+            self._send_rounds()
+            return
         while self.is_open and (plan := replica.scheduler.schedule()) is not None:
-            self._last_step_id += 1
-            message = plan.to_message(self._epoch, self._last_step_id)
-            start_ns = time.monotonic_ns()
-            self._send(replica.ranks, message)
-            self._note_sent(replica, plan, start_ns)
+            self._send_step(replica, plan)
 
-    def _note_sent(self, replica: Replica, plan: StepPlan, start_ns: int) -> None:
+    def _send_rounds(self) -> None:
+        while self.is_open and (plans := next_round(self.replicas)):
+            flights = [self._send_step(*each) for each in zip(self.replicas, plans, strict=True)]
+            for flight in flights:
+                flight.companions = flights
+
+    def _send_step(self, replica: Replica, plan: StepPlan) -> Flight:
+        self._last_step_id += 1
+        message = plan.to_message(self._epoch, self._last_step_id)
+        start_ns = time.monotonic_ns()
+        self._send(replica.ranks, message)
+        return self._note_sent(replica, plan, start_ns)
+
+    def _note_sent(self, replica: Replica, plan: StepPlan, start_ns: int) -> Flight:
         context_tokens = sum(plan.context_lens)
         flight = Flight(
             self._last_step_id, plan, plan.requests, context_tokens, replica, self._epoch, start_ns
@@ -210,6 +230,7 @@ class Dispatcher:
         self._accounts.sent(flight)
         if self._check:
             replica.scheduler.check_integrity()
+        return flight
 
     def _hand_out(self, flight: Flight, message: Sampled, finished: list[Request]) -> None:
         logprobs: Sequence[TokenLogprobs] | repeat[None] = message.logprobs or repeat(None)
@@ -226,13 +247,23 @@ class Dispatcher:
         flight = self._flights.get(message.step_id)
         if flight is not None and flight.epoch == message.epoch:
             flight.pieces[message.rank] = (message.rank, message.start_ns, message.end_ns, message.ring)
+            if message.experts:
+                flight.experts[message.rank] = message.experts
             self._merge_if_whole(flight)
 
     def _merge_if_whole(self, flight: Flight) -> None:
-        if not flight.is_whole:
+        if not all(each.is_whole for each in flight.round):
             return
-        del self._flights[flight.step_id]
-        pieces = [flight.pieces[rank] for rank in flight.replica.ranks]
-        merged = merge(pieces, shared_clock=self._shared_clock, epoch=flight.epoch, step_id=flight.step_id)
-        self._accounts.merged(flight, merged)
-        self._reporter.step(flight, merged, self._layout)
+        for each, merged in zip(flight.round, merge_round(flight.round, self.shared_clock), strict=True):
+            del self._flights[each.step_id]
+            self._accounts.merged(each, merged)
+            self._reporter.step(each, merged, self._layout, self._experts_of(each))
+
+    def _experts_of(self, flight: Flight) -> ExpertStep | None:
+        load = self._expert_load
+        if load is None:
+            return None
+        step = merge_experts(flight.experts, flight.replica.ranks, load.num_experts)
+        if step is not None:
+            load.add(step)
+        return step

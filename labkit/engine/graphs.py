@@ -19,7 +19,7 @@ from labkit.engine.batches import Ints, Rows, Shape, decode_masks, padded_table
 from labkit.engine.messages import Step
 from labkit.model.attention import Batch, Decodes
 
-Forward = Callable[[Batch], Tensor | None]
+Forward = Callable[[Batch, Tensor | None], Tensor | None]
 
 MAX_GRAPHS = 64
 """Graphs kept; the one longest unused goes first."""
@@ -39,16 +39,21 @@ def width_of(count: int) -> int:
 class _Bucket:
     """Static inputs of one (sequences, table width), and on CUDA the graph that reads them."""
 
-    def __init__(self, num_seqs: int, width: int, shape: Shape) -> None:
+    def __init__(self, num_seqs: int, width: int, shape: Shape, hidden_size: int | None) -> None:
         self.num_seqs, self.width, self.shape = num_seqs, width, shape
+        self.hidden: Tensor | None = None
+        if hidden_size is not None:
+            self.hidden = torch.zeros(num_seqs, hidden_size, dtype=shape.dtype, device=shape.device)
         sizes = (num_seqs, num_seqs, num_seqs, num_seqs * width)
         tensors = (torch.zeros(size, dtype=torch.int64, device=shape.device) for size in sizes)
         self.token_ids, self.positions, self.slots, self.blocks = tensors
         self.graph: torch.cuda.CUDAGraph | None = None
         self.logits: Tensor | None = None
 
-    def load(self, rows: Rows) -> None:
+    def load(self, rows: Rows, hidden: Tensor | None) -> None:
         """Copies a step in; rows beyond it are token 0 at position 0 of the spare block."""
+        if self.hidden is not None and hidden is not None:
+            self.hidden[: len(hidden)].copy_(hidden)
         filler, size = self.shape.spare_block, self.shape.block_size
         positions = rows.context_lens
         table = np.full((self.num_seqs, self.width), filler, dtype=np.int64)
@@ -72,9 +77,13 @@ def _fill(target: Tensor, values: Ints, filler: int) -> None:
 
 
 class DecodeGraphs:
-    """Runs decode-only steps through padded buckets; `forward` is the decoder's, over one batch."""
+    """Runs decode-only steps through padded buckets; `forward` is the decoder's, over one batch.
 
-    def __init__(self, forward: Forward, shape: Shape, max_num_seqs: int) -> None:
+    hidden_size: of a pipeline stage that begins with hidden states instead of token ids; None on the first.
+    """
+
+    def __init__(self, forward: Forward, shape: Shape, max_num_seqs: int, hidden_size: int | None = None) -> None:
+        self.hidden_size = hidden_size
         self.forward, self.shape, self.max_num_seqs = forward, shape, max_num_seqs
         self.captures = shape.device.type == "cuda"
         self._buckets: dict[tuple[int, int], _Bucket] = {}
@@ -87,18 +96,22 @@ class DecodeGraphs:
         in_order = [spec.index for spec in step.sample] == list(range(num_seqs))
         return step.num_prefill_seqs == 0 and num_seqs > 0 and in_order
 
-    def run(self, step: Step) -> Tensor | None:
-        """Logits [num_seqs, vocab_size] on the group's first rank, None elsewhere."""
+    def run(self, step: Step, hidden: Tensor | None = None) -> Tensor | None:
+        """Logits [num_seqs, vocab_size] on the group's first rank, None elsewhere; hidden states before the last
+        stage.
+        """
         rows = Rows.of(step, self.shape.block_size)
         num_seqs = len(rows.query_lens)
         bucket = self._bucket(bucket_of(num_seqs, self.max_num_seqs), width_of(int(rows.table_lens.max())))
-        bucket.load(rows)
-        logits = self._replay(bucket) if self.captures else self.forward(bucket.batch())
-        return None if logits is None else logits[:num_seqs]
+        bucket.load(rows, hidden)
+        out = self._replay(bucket) if self.captures else self.forward(bucket.batch(), bucket.hidden)
+        return None if out is None else out[:num_seqs]
 
     def _bucket(self, num_seqs: int, width: int) -> _Bucket:
         key = (num_seqs, width)
-        bucket = self._buckets.pop(key, None) or _Bucket(num_seqs, width, self.shape)
+        bucket = self._buckets.pop(key, None) or _Bucket(
+            num_seqs, width, self.shape, self.hidden_size
+        )
         if len(self._buckets) >= MAX_GRAPHS:
             del self._buckets[next(iter(self._buckets))]
         self._buckets[key] = bucket
@@ -118,11 +131,11 @@ class DecodeGraphs:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self.forward(bucket.batch())
+            self.forward(bucket.batch(), bucket.hidden)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory_pool, capture_error_mode="thread_local"):
-            bucket.logits = self.forward(bucket.batch())
+            bucket.logits = self.forward(bucket.batch(), bucket.hidden)
         bucket.graph = graph
         graph.replay()
 

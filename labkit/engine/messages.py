@@ -43,6 +43,12 @@ class Configure(_Message):
     """Whether the door records collectives."""
     graphs: bool
     """CUDA graphs (or, in tests, the same padded path without capture) for decode steps."""
+    nodes: list[int] = []
+    """The node of each rank of the pool; empty: all on one. What spans nodes does not go over shared memory."""
+    expert_capacity: float = 0.0
+    """Rows that an expert takes in a step, as a multiple of an even share; 0: all, none is dropped."""
+    placements: list[list[list[int]]] = []
+    """For each layer, for each rank of an ep group, its experts; [] (for a layer, or at all): plain order."""
 
 
 class AllocateKV(_Message):
@@ -114,6 +120,10 @@ class Hello(_Message):
     """cpu, or cuda:0 NVIDIA H100 …"""
     versions: dict[str, str] = {}
     clock_ns: int = 0
+    node: int = 0
+    """Which of its torchrun's nodes it stands on."""
+    clock: str = ""
+    """`labkit.engine.clock.clock_id`: whose clock its instants are read from."""
 
 
 class Memory(_Message):
@@ -174,6 +184,8 @@ class StepStats(_Message):
     """When the forward pass (and sampling, where it samples) was over on the device."""
     ring: bytes
     """Rows of `labkit.measure.recorder.RING_DTYPE`, in order; empty when recording is off."""
+    experts: bytes = b""
+    """Rows of `labkit.measure.experts`, one for each MoE layer; empty for dense models."""
 
 
 class Failed(_Message):

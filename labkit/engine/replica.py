@@ -10,6 +10,7 @@ from labkit.engine.request import Request
 from labkit.engine.router import ReplicaView
 from labkit.engine.scheduler import Scheduler
 from labkit.measure.recorder import Piece
+from labkit.measure.stages import InFlight
 
 _SMOOTHING = 0.1
 
@@ -30,30 +31,49 @@ class Flight:
     """The token ids were back."""
     pieces: dict[int, Piece] = field(default_factory=dict)
     """By rank."""
+    experts: dict[int, bytes] = field(default_factory=dict)
+    """By rank: rows of `labkit.measure.experts`."""
+    companions: list[Flight] = field(default_factory=list)
+    """The steps of a round (this one too) when replicas share experts; else none."""
 
     @property
     def is_whole(self) -> bool:
         return self.end_ns > 0 and len(self.pieces) == len(self.replica.ranks)
 
     @property
+    def round(self) -> list[Flight]:
+        """The steps whose figures are merged with this one's."""
+        return self.companions or [self]
+
+    @property
     def silent_ranks(self) -> list[int]:
-        """Ranks whose word is missing."""
-        return [rank for rank in self.replica.ranks if rank not in self.pieces]
+        """Ranks whose word is missing; with companions, theirs too."""
+        return [rank for flight in self.round for rank in flight.replica.ranks if rank not in flight.pieces]
 
 
 class Replica:
-    def __init__(self, index: int, ranks: tuple[int, ...], sampling_rank: int, scheduler: Scheduler) -> None:
-        self.index, self.ranks, self.sampling_rank = index, ranks, sampling_rank
+    """chain: one rank of each stage, in order; its last is the one that samples."""
+
+    def __init__(
+        self, index: int, ranks: tuple[int, ...], chain: tuple[int, ...], scheduler: Scheduler
+    ) -> None:
+        self.index, self.ranks, self.chain, self.sampling_rank = index, ranks, chain, chain[-1]
         self.scheduler = scheduler
         self.num_in_flight = 0
         self.is_woken = False
         """A look at the scheduler is due in this turn of the event loop."""
+        self.in_flight = InFlight()
+        self._last_end_ns = 0
         self.us_per_token = 0.0
-        """Measured, smoothed: a step's time over its tokens."""
+        """Measured, smoothed: from the step before (or the plan, when that was later) to the ids, over the tokens."""
 
     def note_pace(self, flight: Flight) -> None:
         tokens = flight.plan.prefill_tokens + flight.plan.num_decode_seqs
-        us_per_token = (flight.end_ns - flight.start_ns) / 1000 / tokens
+        if not tokens:
+            return
+        began_ns = max(flight.start_ns, self._last_end_ns)  # steps in flight overlap
+        self._last_end_ns = flight.end_ns
+        us_per_token = (flight.end_ns - began_ns) / 1000 / tokens
         self.us_per_token += (us_per_token - self.us_per_token) * (_SMOOTHING if self.us_per_token else 1.0)
 
     def view(self, prompt: tuple[int, ...]) -> ReplicaView:
@@ -67,5 +87,6 @@ class Replica:
             "running": self.scheduler.num_running,
             "kv_used_blocks": pool.num_blocks - pool.num_free,
             "kv_total_blocks": pool.num_blocks,
+            "kv_block_tokens": pool.block_size,
             "ranks": list(self.ranks),
         }

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.replica import Flight
+from labkit.layout import Layout, query_loads
+from labkit.measure.experts import ExpertStep, waits_for_busiest
 from labkit.measure.recorder import MergedStep
 from labkit.measure.records import MemoryRecord, ServerTimes, StepRecord
 
@@ -39,10 +41,10 @@ class Reporter:
     def memory(self, records: list[MemoryRecord]) -> None:
         self._emit({"event": "memory", "ranks": records})
 
-    def step(self, flight: Flight, merged: MergedStep, layout: str) -> None:
+    def step(self, flight: Flight, merged: MergedStep, layout: str, experts: ExpertStep | None = None) -> None:
         if not self._steps:
             asyncio.get_running_loop().call_later(STEPS_PERIOD_S, self.flush)
-        self._steps.append(step_record(flight, merged, layout))
+        self._steps.append(step_record(flight, merged, layout, experts))
         if len(merged.rows):
             self._rows.append(merged.rows)
 
@@ -69,10 +71,13 @@ class Reporter:
             asyncio.get_running_loop().call_later(PULSE_PERIOD_S, self._beat)
 
 
-def step_record(flight: Flight, merged: MergedStep, layout: str) -> StepRecord:
+def step_record(
+    flight: Flight, merged: MergedStep, layout: str, experts: ExpertStep | None = None
+) -> StepRecord:
     plan = flight.plan
+    everybody = (request for each in flight.round for request in each.requests)
     return StepRecord(
-        run_id=next((request.run_id for request in flight.requests if request.run_id), ""),
+        run_id=next((request.run_id for request in everybody if request.run_id), ""),
         epoch=flight.epoch,
         step_id=flight.step_id,
         replica=flight.replica.index,
@@ -91,4 +96,32 @@ def step_record(flight: Flight, merged: MergedStep, layout: str) -> StepRecord:
         transfer_ns=merged.transfer_ns,
         collective_bytes=merged.collective_bytes,
         num_collectives=merged.num_collectives,
+        **_expert_figures(experts, merged),
+        idle_ns=merged.idle_ns,
+        query_keys=_query_keys(flight, layout),
+        in_flight_bytes=flight.replica.in_flight.most_bytes(merged.rows),
     )
+
+
+def _query_keys(flight: Flight, slug: str) -> list[int]:
+    """How evenly the step's prompts were shared out over the pcp ranks; nothing where there is one."""
+    layout, plan = Layout.parse(slug), flight.plan
+    if layout.pcp == 1 or not plan.chunks:
+        return []
+    loads = [
+        query_loads(layout, end - chunk, chunk) for end, chunk in zip(plan.ends, plan.chunks, strict=True)
+    ]
+    return [sum(of_rank) for of_rank in zip(*loads, strict=True)]
+
+
+def _expert_figures(experts: ExpertStep | None, merged: MergedStep) -> dict[str, Any]:
+    if experts is None:
+        return {}
+    return {
+        "expert_tokens": experts.tokens_by_expert,
+        "expert_rows": experts.rows,
+        "expert_sent_bytes": experts.sent_bytes,
+        "expert_ns": experts.time_ns,
+        "expert_wait_ns": waits_for_busiest(merged.rows, merged.ranks),
+        "num_dropped": experts.num_dropped,
+    }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,13 +22,25 @@ from labkit.engine.batches import Shape, build, windows_of
 from labkit.engine.graphs import DecodeGraphs
 from labkit.engine.messages import AllocateKV, Configure, Configured, Memory, Ready, Sampled, Step
 from labkit.engine.sampler import sample
-from labkit.layout import Layout, LayoutError, require_legal, weight_slices
+from labkit.layout import (
+    LayerPlacements,
+    Layout,
+    LayoutError,
+    block_tokens,
+    require_legal,
+    stored_block,
+    weight_slices,
+)
+from labkit.measure.recorder import phase_code
 from labkit.model.attention import Batch
 from labkit.model.checkpoint import CheckpointError, Weights, open_source, slice_bytes
 from labkit.model.decoder import Decoder
 from labkit.model.kv_cache import KVCache, block_bytes
 from labkit.model.rope import rotation_table
 from labkit.model.spec import ModelSpec, load_spec, model_dir
+from labkit.parallel.context import ContextRanks
+from labkit.parallel.expert import expert_parallel
+from labkit.parallel.pipeline import Boundary
 
 if TYPE_CHECKING:
     from labkit.parallel.mesh import Mesh
@@ -44,6 +57,7 @@ class _Model:
     spec: ModelSpec
     mesh: Mesh
     decoder: Decoder
+    boundary: Boundary
     budget_bytes: int
     other_bytes: int
     samples: bool
@@ -90,22 +104,28 @@ class Runner:
         began = time.perf_counter()
         spec, dtype = load_spec(message.model), DTYPES[message.dtype]
         require_legal(layout, spec, engine=True)
-        slices = weight_slices(layout, spec, self.rank)
+        placements = _placements(message)
+        slices = weight_slices(layout, spec, self.rank, placements)
         needed = slice_bytes(slices, dtype)
         budget = message.memory_bytes or memory.default_budget(self.device, layout.world_size, sum(needed.values()))
         memory.check_weights(spec.name, str(layout), self.rank, needed, budget)
         source = open_source(model_dir(message.model), spec, message.seed)
         with torch.inference_mode():
             weights = Weights(source, slices, dtype, self.device)
-            decoder = Decoder(spec, layout, self.rank, weights, mesh.tp)
+            moe = expert_parallel(
+                layout, spec, mesh, self.device, placements=placements, capacity=message.expert_capacity
+            )
+            decoder = Decoder(spec, layout, self.rank, weights, mesh.tp, moe)
+        boundary = Boundary(mesh.pp, spec.hidden_size, dtype, self.device)
         used = decoder.bytes_by_part()
         heads = len(decoder.layers), decoder.num_kv_heads
-        block = block_bytes(*heads, spec.head_dim, message.block_size, dtype)
+        block = block_bytes(*heads, spec.head_dim, stored_block(layout, message.block_size), dtype)
         fitting = memory.blocks_that_fit(spec.name, self.rank, used, budget, block)
-        num_blocks = min(fitting, memory.most_blocks(message.max_num_seqs, spec.max_positions, message.block_size))
+        most = memory.most_blocks(message.max_num_seqs, spec.max_positions, block_tokens(layout, message.block_size))
+        num_blocks = min(fitting, most)
         other = max(0, memory.used_bytes(self.device) - sum(used.values()))
         samples = layout.sampling_rank(layout.replica_of(self.rank)) == self.rank
-        self._model = _Model(message, layout, spec, mesh, decoder, budget, other, samples)
+        self._model = _Model(message, layout, spec, mesh, decoder, boundary, budget, other, samples)
         report = memory.report(used, 0, budget, other)
         load_s = time.perf_counter() - began
         return Configured(message.epoch, self.rank, num_blocks, block, report, load_s, 0.0)
@@ -124,21 +144,27 @@ class Runner:
         return Ready(message.epoch, self.rank, report, time.perf_counter() - began)
 
     def _make_cache(self, model: _Model, num_blocks: int) -> None:
-        spec, decoder, size = model.spec, model.decoder, model.message.block_size
+        spec, decoder, layout = model.spec, model.decoder, model.layout
+        size, stored = (of(layout, model.message.block_size) for of in (block_tokens, stored_block))
         dtype, heads = DTYPES[model.message.dtype], decoder.num_kv_heads
         num_layers = len(decoder.layers)
-        model.cache = KVCache(num_layers, num_blocks, heads, spec.head_dim, size, dtype, self.device)
+        model.cache = KVCache(num_layers, num_blocks, heads, spec.head_dim, stored, dtype, self.device)
         num_positions = max(size, min(spec.max_positions, num_blocks * size))
         model.turns = rotation_table(spec.rope, spec.head_dim, num_positions, self.device)
         windows = windows_of(spec.window(layer.index) for layer in decoder.layers)
-        model.shape = Shape(size, num_blocks, windows, dtype, self.device)
-        if model.message.graphs:
-            model.graphs = DecodeGraphs(self._forward, model.shape, model.message.max_num_seqs)
+        model.shape = Shape(size, num_blocks, windows, dtype, self.device, ContextRanks.of(model.mesh))
+        ragged = spec.moe is not None and (layout.ep > 1 or model.message.expert_capacity > 0)
+        # (how many rows an exchange or a capacity leaves is known on the host only: such steps run plain, as do
+        # those whose keys lie on several ranks)
+        if model.message.graphs and not ragged and layout.dcp == 1:
+            width = None if model.boundary.is_first else spec.hidden_size
+            model.graphs = DecodeGraphs(self._forward, model.shape, model.message.max_num_seqs, width)
 
     def _warm(self, model: _Model) -> None:
         assert model.shape is not None
         for step in memory.warm_steps(model.message, model.shape.spare_block):
-            self._forward(build(step, model.shape))
+            batch = build(step, model.shape)
+            self._in_line(model, step, len(batch.token_ids), partial(self._forward, batch))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -164,7 +190,7 @@ class Runner:
             return None, start_ns, start_ns
         clock = _CudaClock() if self.device.type == "cuda" else _HostClock(start_ns)
         logits = self._logits(model, message)
-        ids, logprobs = sample(logits, message.sample) if logits is not None else ([], None)
+        ids, logprobs = sample(logits, message.sample) if model.samples and logits is not None else ([], None)
         start_ns, end_ns = clock.read()
         if not model.samples:
             return None, start_ns, end_ns
@@ -173,14 +199,31 @@ class Runner:
     def _logits(self, model: _Model, message: Step) -> Tensor | None:
         """[len(sample), vocab_size] on the rank that samples, None on the others."""
         assert model.shape is not None
+        if not message.query_lens:
+            return model.decoder.take_part(phase_code(0, 0))
         if model.graphs is not None and model.graphs.takes(message):
-            return model.graphs.run(message)
-        return self._forward(build(message, model.shape))
+            return self._in_line(model, message, len(message.query_lens) // 4, partial(model.graphs.run, message))
+        batch = build(message, model.shape)
+        return self._in_line(model, message, len(batch.token_ids), partial(self._forward, batch))
 
-    def _forward(self, batch: Batch) -> Tensor | None:
+    def _in_line(
+        self, model: _Model, message: Step, num_tokens: int, stage: Callable[[Tensor | None], Tensor | None]
+    ) -> Tensor | None:
+        """This stage between its neighbours: logits on the last one, None where they went on as hidden states."""
+        num_seqs, boundary = len(message.query_lens) // 4, model.boundary
+        model.decoder.door.tag(phase=phase_code(message.num_prefill_seqs, num_seqs - message.num_prefill_seqs))
+        out = stage(boundary.receive(num_tokens))
+        if boundary.is_last:
+            return out
+        assert out is not None
+        # A graph writes its output where it wrote it last time, and that may not have been received yet.
+        boundary.send(out.clone() if model.graphs is not None else out)
+        return None
+
+    def _forward(self, batch: Batch, hidden: Tensor | None) -> Tensor | None:
         model = self._configured()
         assert model.cache is not None and model.turns is not None
-        return model.decoder.forward(batch, model.cache, model.turns)
+        return model.decoder.forward(batch, model.cache, model.turns, hidden)
 
     def _configured(self) -> _Model:
         if self._model is None:
@@ -197,6 +240,10 @@ class Runner:
         self._delay = value
         door = self._configured().decoder.door
         door.delay_s, door.delay_layer = value
+
+
+def _placements(message: Configure) -> LayerPlacements:
+    return tuple(tuple(tuple(experts) for experts in layer) for layer in message.placements)
 
 
 class _HostClock:

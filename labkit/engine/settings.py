@@ -14,7 +14,9 @@ from labkit.layout import Layout
 
 FABRICS = ("shm", "gloo", "nccl")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_CHOICES = {"router": POLICIES, "admission": ADMISSIONS, "fabric": FABRICS, "dtype": tuple(DTYPES)}
+PLACEMENTS = ("plain", "measured")
+_CHOICES = {"router": POLICIES, "admission": ADMISSIONS, "fabric": FABRICS, "dtype": tuple(DTYPES),
+            "expert_placement": PLACEMENTS}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class EngineSettings:
     graphs: bool = False
     dtype: str = "float32"
     seed: int = 0
+    expert_capacity: float = 0.0
+    """Tokens that an expert takes of a rank in a step, as a multiple of an even share; 0: all, none dropped."""
+    expert_placement: str = "plain"
+    """measured: by the load of the layout that stands when this one is set up."""
+    expert_copies: int = 0
+    """Extra copies of the most loaded experts, in each layer, when the placement is measured."""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -44,6 +52,16 @@ class EngineSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.memory_per_rank < 0:
             raise ValueError(f"memory_per_rank is {self.memory_per_rank}; give bytes, or 0: what suits the device.")
+        if self.expert_capacity < 0 or self.expert_copies < 0:
+            raise ValueError(
+                f"expert_capacity is {self.expert_capacity:g} and expert_copies {self.expert_copies}; neither may "
+                f"be less than 0 (0: no limit, and no copies)."
+            )
+        if self.expert_copies and self.expert_placement != "measured":
+            raise ValueError(
+                f"expert_copies is {self.expert_copies}, and which experts to copy is known from measured load "
+                f"only: set expert_placement to measured."
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_seqs {self.max_num_seqs}: "

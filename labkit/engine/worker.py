@@ -11,24 +11,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
-import shutil
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from labkit.engine import messages
-from labkit.engine.channel import Channel, dial, hold_lifeline
-from labkit.engine.messages import AllocateKV, Configure, Fault, Hello, Sampled, Shutdown, Step
+from labkit.engine.channel import Channel
+from labkit.engine.launch import Launch
+from labkit.engine.messages import AllocateKV, Configure, Fault, Sampled, Shutdown, Step
 from labkit.parallel.mesh import MeshFactory
 
 
@@ -42,64 +38,10 @@ class RankRunner(Protocol):
     def step(self, message: Step) -> tuple[Sampled | None, int, int]: ...
 
 
+_NAP_S = 200e-6
+"""Between two looks at sends that the receiver has no room for yet."""
+
 MakeRunner = Callable[[int, MeshFactory, torch.device], RankRunner]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the launcher tells a rank by its environment: torchrun's part, and the pool's."""
-
-    rank: int
-    local_rank: int
-    device: str
-    control: str
-    token: str
-    shm_folder: Path
-
-    @classmethod
-    def read(cls, environ: dict[str, str]) -> Launch:
-        missing = [
-            name for name in ("RANK", "LOCAL_RANK", "LABKIT_CONTROL", "LABKIT_TOKEN_FILE") if name not in environ
-        ]
-        if missing:
-            raise SystemExit(
-                f"labkit.engine.worker is a rank: torchrun and labkit's pool start it, and {', '.join(missing)} "
-                f"would be set. Start it with `labkit serve`."
-            )
-        return cls(
-            rank=int(environ["RANK"]),
-            local_rank=int(environ["LOCAL_RANK"]),
-            device=environ.get("LABKIT_DEVICE", "cpu"),
-            control=environ["LABKIT_CONTROL"],
-            token=Path(environ["LABKIT_TOKEN_FILE"]).read_text().strip(),
-            shm_folder=Path(environ["LABKIT_SHM"]),
-        )
-
-    def torch_device(self) -> torch.device:
-        if self.device != "cuda":
-            return torch.device("cpu")
-        num_gpus = torch.cuda.device_count()
-        if self.local_rank >= num_gpus:
-            raise SystemExit(
-                f"rank {self.rank} has no GPU of its own: this machine has {num_gpus}, and NCCL refuses two "
-                f"ranks on one. Start at most {num_gpus} ranks, or run them on the CPU with --device cpu."
-            )
-        device = torch.device("cuda", self.local_rank)
-        torch.cuda.set_device(device)
-        return device
-
-    def hello(self, lifeline: bool) -> Hello:
-        name = "cpu" if self.device == "cpu" else f"cuda:{self.local_rank} {torch.cuda.get_device_name()}"
-        return Hello(
-            token=self.token,
-            rank=self.rank,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            lifeline=lifeline,
-            device=name,
-            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
-            clock_ns=time.monotonic_ns(),
-        )
 
 
 class Worker:
@@ -114,7 +56,7 @@ class Worker:
 
     def run(self) -> None:
         """Until the engine says `Shutdown` or closes the connection."""
-        while (payload := self._channel.receive()) is not None:
+        while (payload := self._next()) is not None:
             arrived_ns = time.monotonic_ns()
             message = messages.decode_engine_message(payload)
             if isinstance(message, Step):
@@ -123,6 +65,12 @@ class Worker:
                 return
             else:
                 self._obey(message)
+
+    def _next(self) -> bytes | None:
+        """The next message; until it comes, sends under way are moved along."""
+        while self._door.sending and not self._channel.ready(_NAP_S):
+            self._door.advance()
+        return self._channel.receive()
 
     def _step(self, message: Step, arrived_ns: int) -> None:
         if message.epoch != self._epoch:
@@ -133,7 +81,10 @@ class Worker:
             self._channel.send(messages.encode(sampled))
         self._channel.send(
             messages.encode(
-                messages.StepStats(message.epoch, message.step_id, self._rank, arrived_ns, end_ns, self._door.drain())
+                messages.StepStats(
+                    message.epoch, message.step_id, self._rank, arrived_ns, end_ns,
+                    self._door.drain(), self._door.drain_experts(),
+                )
             )
         )
 
@@ -148,6 +99,7 @@ class Worker:
         else:
             answer = self._runner.allocate(message)
         self._door.drain()  # warming up is no step's traffic
+        self._door.drain_experts()
         self._channel.send(messages.encode(answer))
 
     def _suffer(self, fault: Fault) -> None:
@@ -167,13 +119,13 @@ class Worker:
 def serve(make_runner: MakeRunner) -> int:
     """Be a rank until told otherwise; the exit status. make_runner(rank, mesh_factory, device)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
     launch = Launch.read(dict(os.environ))
-    channel = Channel(dial(launch.control))
+    _die_with_parent(launch)
+    channel = Channel(launch.dial())
     device = launch.torch_device()
     channel.send(messages.encode(launch.hello(lifeline=False)))
-    _watch_owner(launch)
-    mesh_factory = MeshFactory(launch.rank, launch.shm_folder, device.type)
+    launch.watch_owner()
+    mesh_factory = MeshFactory(launch.rank, launch.shm_folder, device.type, node_is_a_machine=launch.joins)
     try:
         Worker(launch.rank, channel, make_runner(launch.rank, mesh_factory, device), mesh_factory).run()
     except BaseException as error:
@@ -184,7 +136,7 @@ def serve(make_runner: MakeRunner) -> int:
     return 0
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(launch: Launch) -> None:
     """Linux: SIGKILL when torchrun goes.
 
     The lifeline covers the engine's end; this one covers the launcher's.
@@ -192,19 +144,8 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
-        if os.getppid() == 1:
+        if os.getppid() == 1 and not launch.joins:  # in a container torchrun itself may be process 1
             raise SystemExit("torchrun went away before this rank had started")
-
-
-def _watch_owner(launch: Launch) -> None:
-    lifeline = dial(launch.control)
-    Channel(lifeline).send(messages.encode(launch.hello(lifeline=True)))
-
-    def leave() -> None:
-        shutil.rmtree(launch.shm_folder, ignore_errors=True)
-        os._exit(0)
-
-    threading.Thread(target=hold_lifeline, args=(lifeline, leave), name="lifeline", daemon=True).start()
 
 
 def _last_words(channel: Channel, rank: int, error: BaseException) -> None:

@@ -32,7 +32,10 @@ def layouts(
         from labkit.model.spec import load_spec
 
         spec = load_spec(model)
-        legal = [layout.slug for layout in legal_layouts(spec, ranks, engine=engine)]
+        legal = [
+            {"layout": layout.slug, "name": str(layout), "num_ranks": layout.world_size}
+            for layout in legal_layouts(spec, ranks, engine=engine)
+        ]
         refused = [
             {"layout": layout.slug, "reason": reason}
             for layout, reason in refused_layouts(spec, ranks, engine=engine)
@@ -40,7 +43,7 @@ def layouts(
     if as_json:
         typer.echo(json.dumps({"model": spec.name, "ranks": ranks, "legal": legal, "refused": refused}))
         return
-    typer.echo(f"{spec.name} on up to {ranks} ranks: " + " ".join(legal))
+    typer.echo(f"{spec.name} on up to {ranks} ranks: " + " ".join(str(entry["layout"]) for entry in legal))
     for entry in refused:
         typer.echo(f"  not {entry['layout']}: {entry['reason']}")
 

@@ -17,6 +17,7 @@ from labkit.measure.breakdown import step_share, summarize_ttft
 from labkit.measure.metrics import Window, counted, summarize
 from labkit.measure.quality import Circumstances, trusted, verdicts
 from labkit.measure.records import Environment, RequestRecord, StepRecord
+from labkit.measure.stages import stage_figures
 from labkit.measure.statistics import Summary
 
 
@@ -73,6 +74,7 @@ def build_summary(
         **figures,
         **summarize_ttft(counted(records, window)),
         "step_share": step_share(steps, window, range(layout.world_size) if layout else None),
+        "pipeline": stage_figures(steps, window, layout) if layout else None,
         "memory_bytes": _memory(where.memory, layout),
         "quality": quality,
         **_load(plan, report),

@@ -5,6 +5,7 @@
 in bytes and counts.
 """
 
+from labkit.layout.balance import Balance, ModelProfile, PartCost, balance_stages
 from labkit.layout.card import AxisCard, Improvement, PartShare, step_card
 from labkit.layout.choices import candidate_layouts, legal_layouts, neighbours, refused_layouts
 from labkit.layout.deployment import ROLES, Deployment, Pool, check_deployment
@@ -22,6 +23,7 @@ from labkit.layout.legality import (
     tp_degrees,
 )
 from labkit.layout.ownership import (
+    block_tokens,
     experts,
     intermediate_columns,
     is_first_stage,
@@ -33,9 +35,21 @@ from labkit.layout.ownership import (
     part_of,
     positions,
     query_heads,
+    query_loads,
     query_positions,
     stage_layers,
+    stored_block,
     vocab_rows,
+    zigzag,
+)
+from labkit.layout.placement import (
+    LayerPlacements,
+    Placement,
+    check_placement,
+    imbalance,
+    place_experts,
+    plain_placement,
+    rank_loads,
 )
 from labkit.layout.slices import WeightSlice, kv_bytes_per_token, rank_memory, weight_slices
 from labkit.layout.traffic import Crossing, StepShape
@@ -50,27 +64,36 @@ __all__ = [
     "ROLES",
     "SUPPORTED_AXES",
     "AxisCard",
+    "Balance",
     "Coords",
     "Crossing",
     "Deployment",
     "Holding",
     "Improvement",
+    "LayerPlacements",
     "Layout",
     "LayoutError",
     "Legality",
+    "ModelProfile",
+    "PartCost",
     "PartShare",
+    "Placement",
     "Pool",
     "StepShape",
     "StepWork",
     "WeightSlice",
+    "block_tokens",
+    "balance_stages",
     "candidate_layouts",
     "check_deployment",
     "check_layout",
+    "check_placement",
     "dcp_allowed",
     "dcp_degrees",
     "ep_degrees",
     "experts",
     "holdings",
+    "imbalance",
     "intermediate_columns",
     "is_first_stage",
     "is_last_stage",
@@ -83,16 +106,22 @@ __all__ = [
     "neighbours",
     "padded_vocab",
     "part_of",
+    "place_experts",
+    "plain_placement",
     "positions",
     "query_heads",
+    "query_loads",
     "query_positions",
+    "rank_loads",
     "rank_memory",
     "refused_layouts",
     "require_legal",
     "stage_layers",
     "step_card",
     "step_work",
+    "stored_block",
     "tp_degrees",
     "vocab_rows",
     "weight_slices",
+    "zigzag",
 ]

@@ -17,11 +17,11 @@ from labkit.layout.grid import GRID_AXES, Layout, dcp_allowed, dcp_degrees
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import Tensor, cut_items, expert_tensors, layer_common_tensors
 
-ENGINE_AXES: tuple[str, ...] = ("dp", "tp")
+ENGINE_AXES: tuple[str, ...] = ("dp", "pp", "pcp", "tp", "dcp", "ep")
 """The axes that the engine of this version runs; the arithmetic knows all of them."""
 SUPPORTED_AXES = ENGINE_AXES
-ENGINE_OPTIONS: tuple[str, ...] = ()
-ENGINE_FAMILIES: tuple[str, ...] = ("llama", "mistral", "qwen2", "qwen3")
+ENGINE_OPTIONS: tuple[str, ...] = ("ring", "split")
+ENGINE_FAMILIES: tuple[str, ...] = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
 ENGINE_ROPE_SCALINGS: tuple[str, ...] = ("llama3",)
 
 

@@ -102,14 +102,47 @@ def positions(layout: Layout, rank: int, num_tokens: int, block_size: int) -> tu
     return tuple(range(start, min(start + block_size, num_tokens)) for start in starts)
 
 
-def query_positions(layout: Layout, rank: int, num_tokens: int) -> tuple[range, ...]:
-    """The positions of a prefill whose queries a rank computes: with pcp, one early chunk and one late one.
+def stored_block(layout: Layout, block_size: int) -> int:
+    """Positions of one block that one rank stores: a block is shared out over its dcp group.
 
-    Later queries see more keys, so rank i takes chunks i and 2·pcp−1−i of 2·pcp: equal work within a chunk's
-    length.
+    A block keeps its `block_size` tokens, and dcp times as many fit; so a prefix is found again as finely as
+    without dcp, and whoever counts tokens by blocks goes on counting. (Blocks of dcp · block_size tokens
+    would hold as much, and lose the end of every prefix.) Where dcp does not divide it, it is rounded up.
     """
+    return -(-block_size // layout.dcp)
+
+
+def block_tokens(layout: Layout, block_size: int) -> int:
+    """Positions of one block over all ranks that share it: `block_size`, rounded up to a multiple of dcp."""
+    return stored_block(layout, block_size) * layout.dcp
+
+
+def zigzag(num_tokens: int, num_ranks: int, index: int) -> tuple[range, range]:
+    """(early, late): the queries of `num_tokens` that rank `index` of `num_ranks` computes; both may be empty.
+
+    Later queries see more keys, so who takes the i-th part from the front takes the i-th from the back too.
+    Ranks differ by one query at most, and the last query is always rank 0's, which samples.
+    """
+    sizes = [len(part_of(num_tokens, num_ranks, i)) for i in range(num_ranks)]
+    begin = sum(size // 2 for size in sizes[:index])
+    end = num_tokens - sum(size - size // 2 for size in sizes[:index])
+    size = sizes[index]
+    return range(begin, begin + size // 2), range(end - (size - size // 2), end)
+
+
+def query_positions(layout: Layout, rank: int, num_tokens: int) -> tuple[range, ...]:
+    """The positions of a prefill whose queries a rank computes: with pcp, an early part and a late one."""
     if layout.pcp == 1:
         return (range(num_tokens),)
-    at, num_chunks = layout.coords(rank).pcp, 2 * layout.pcp
-    chunks = (part_of(num_tokens, num_chunks, at), part_of(num_tokens, num_chunks, num_chunks - 1 - at))
-    return tuple(chunk for chunk in chunks if chunk)
+    return tuple(part for part in zigzag(num_tokens, layout.pcp, layout.coords(rank).pcp) if part)
+
+
+def query_loads(layout: Layout, context: int, num_tokens: int) -> tuple[int, ...]:
+    """Keys seen by all the queries of each pcp rank, of `num_tokens` after `context`: the work of attention.
+
+    The query at offset p sees context + p + 1 keys. Balance is the mean of these over the largest.
+    """
+    shares = (zigzag(num_tokens, layout.pcp, index) for index in range(layout.pcp))
+    return tuple(
+        sum(len(part) * (2 * context + part.start + part.stop + 1) // 2 for part in share) for share in shares
+    )

@@ -8,7 +8,7 @@ joined by who wants to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from labkit.layout.grid import Layout
@@ -20,6 +20,7 @@ from labkit.layout.ownership import (
     layers,
     vocab_rows,
 )
+from labkit.layout.placement import LayerPlacements
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import (
     EXPERTS,
@@ -67,14 +68,25 @@ class WeightSlice(NamedTuple):
         return product
 
 
-def rank_tensors(layout: Layout, spec: ModelSpec, rank: int) -> Iterator[Tensor]:
+def rank_experts(
+    layout: Layout, spec: ModelSpec, rank: int, layer: int, placements: LayerPlacements = ()
+) -> Sequence[int]:
+    """The routed experts of a layer on a rank: as placed, else its plain share."""
+    if layer < len(placements) and placements[layer]:
+        return placements[layer][layout.index_in("ep", rank)]
+    return experts(layout, spec, rank)
+
+
+def rank_tensors(
+    layout: Layout, spec: ModelSpec, rank: int, placements: LayerPlacements = ()
+) -> Iterator[Tensor]:
     """The tensors of which a rank holds a slice. With tied embeddings a last stage of its own lists a copy as
     head.
     """
     if is_first_stage(layout, rank):
         yield embedding_tensor(spec)
     for layer in layers(layout, spec, rank):
-        yield from layer_tensors(spec, layer, experts(layout, spec, rank))
+        yield from layer_tensors(spec, layer, rank_experts(layout, spec, rank, layer, placements))
     if is_last_stage(layout, rank):
         yield final_norm_tensor(spec)
         if not (spec.tie_word_embeddings and is_first_stage(layout, rank)):
@@ -109,13 +121,16 @@ def _vocab_slice(layout: Layout, spec: ModelSpec, rank: int, tensor: Tensor) -> 
     return WeightSlice(tensor.part, tensor.shape, tensor.dim, start, stop, pad_to, layout.pcp)
 
 
-def weight_slices(layout: Layout, spec: ModelSpec, rank: int) -> dict[str, WeightSlice]:
-    """HF tensor name → the slice that `rank` loads; only what it owns.
+def weight_slices(
+    layout: Layout, spec: ModelSpec, rank: int, placements: LayerPlacements = ()
+) -> dict[str, WeightSlice]:
+    """HF tensor name → the slice that `rank` loads; only what it owns. `placements`: experts placed otherwise
+    than in plain order, by layer.
 
     Tied embeddings with pp > 1: the last stage lists the embedding's name with part "head". With pp 1 the
     tied embedding is listed once, as "embedding". The layout must be legal for the model (`require_legal`).
     """
-    return {t.name: slice_tensor(layout, spec, rank, t) for t in rank_tensors(layout, spec, rank)}
+    return {t.name: slice_tensor(layout, spec, rank, t) for t in rank_tensors(layout, spec, rank, placements)}
 
 
 def _slice_bytes(spec: ModelSpec, tensor: Tensor, piece: WeightSlice, dtype_bytes: int) -> int:

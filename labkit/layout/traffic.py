@@ -14,8 +14,10 @@ from labkit.layout.grid import Layout
 from labkit.layout.ownership import padded_vocab
 from labkit.model.shapes import ModelSpec
 
-LSE_BYTES = 4
-"""The log-sum-exp that merges partial attention is kept in float32."""
+MERGE_BYTES = 4
+"""Partial attention is merged in float32, whatever the weights are kept in."""
+EXPERT_LABEL = 1
+"""Numbers that a token carries to an expert's owner beside its hidden state: which expert it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +134,19 @@ def _dcp(layout: Layout, spec: ModelSpec, step: StepShape, dtype_bytes: int) -> 
     if spanned_tp > 1:
         own = rows // spanned_tp * query_dim * dtype_bytes
         yield Crossing("all_gather", spec.num_layers, own, "queries of the rank's own heads")
-    yield Crossing("all_gather", spec.num_layers, rows * LSE_BYTES, "log-sum-exp of the rank's share")
-    merge = "reduce_scatter" if spanned_tp > 1 else "all_reduce"
-    yield Crossing(merge, spec.num_layers, rows * out_dim * dtype_bytes, "partial attention outputs")
+    yield Crossing("all_gather", spec.num_layers, 2 * rows * MERGE_BYTES, "maximum and sum of the rank's share")
+    merge = "reduce_scatter" if spanned_tp > 1 and layout.pcp == 1 else "all_reduce"
+    yield Crossing(merge, spec.num_layers, rows * out_dim * MERGE_BYTES, "weighted values of the rank's share")
 
 
 def _ep(layout: Layout, spec: ModelSpec, step: StepShape, dtype_bytes: int) -> Iterator[Crossing]:
     if spec.moe is None:
         return
     tokens = -(-rank_tokens(layout, step) // layout.tp)
-    size, count = tokens * spec.moe.top_k * spec.hidden_size * dtype_bytes, num_moe_layers(spec)
-    yield Crossing("all_to_all", count, size, "tokens to the owners of their experts")
-    yield Crossing("all_to_all", count, size, "expert outputs back")
+    rows, count = tokens * spec.moe.top_k, num_moe_layers(spec)
+    there = rows * (spec.hidden_size + EXPERT_LABEL) * dtype_bytes
+    yield Crossing("all_to_all", count, there, "tokens to the owners of their experts")
+    yield Crossing("all_to_all", count, rows * spec.hidden_size * dtype_bytes, "expert outputs back")
 
 
 _AXIS_TRAFFIC: dict[str, Callable[[Layout, ModelSpec, StepShape, int], Iterator[Crossing]]] = {

@@ -32,6 +32,7 @@ class PromptMaker:
         if vocab_size < MIN_VOCAB:
             raise ValueError(f"prompts need a vocabulary of at least {MIN_VOCAB} tokens; got {vocab_size}.")
         self.salt = salt_of(seed, run_id)
+        self.vocab_size = vocab_size
         self.low, self.high = vocab_size // 32, vocab_size - vocab_size // 32
         self._rng = np.random.default_rng([self.salt, 0])
         self.block = functools.lru_cache(maxsize=4096)(self._block)
@@ -39,6 +40,15 @@ class PromptMaker:
     def unique(self, num_tokens: int) -> np.ndarray:
         """int32 [num_tokens], fresh on every call."""
         return self._rng.integers(self.low, self.high, num_tokens, dtype=np.int32)
+
+    def among(self, token_ids: tuple[int, ...], num_tokens: int) -> np.ndarray:
+        """int32 [num_tokens], fresh on every call, of these ids alone. ValueError when the vocabulary lacks one."""
+        if max(token_ids) >= self.vocab_size:
+            raise ValueError(
+                f"the workload's prompts are made of given token ids, up to {max(token_ids)}, and this model's "
+                f"vocabulary ends at {self.vocab_size - 1}; choose a model that has them."
+            )
+        return self._rng.choice(np.array(token_ids, dtype=np.int32), num_tokens)
 
     def _block(self, block_id: int, num_tokens: int) -> np.ndarray:
         """int32 [num_tokens]: equal ids give equal tokens within the run."""

@@ -185,7 +185,7 @@ def _draw_one(
     part: Part, which: int, popularity: dict[str, np.ndarray], rng: np.random.Generator, maker: PromptMaker
 ) -> _Body:
     num_prompt, num_output = part.prompt_tokens.draw(rng), part.output_tokens.draw(rng)
-    ids = maker.unique(num_prompt)
+    ids = maker.among(part.token_ids, num_prompt) if part.token_ids else maker.unique(num_prompt)
     if part.sharing is None:
         return part.name, -1, ids, num_output
     chosen = int(np.searchsorted(popularity[part.name], rng.random(), side="right"))

@@ -59,6 +59,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = "all"
     weight: float = 1.0
     sharing: Sharing | None = None
+    token_ids: tuple[int, ...] = ()
+    """Prompts are made of these ids alone; empty: of the whole vocabulary. For routing that is skewed on purpose."""
+
+    def __post_init__(self) -> None:
+        if any(token < 0 for token in self.token_ids) or len(self.token_ids) == 1:
+            raise ValueError(
+                f"part {self.name!r}: token_ids takes two ids or more, none below 0; got {self.token_ids}."
+            )
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

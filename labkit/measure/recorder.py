@@ -4,8 +4,9 @@ transfer.
 A rank alone cannot tell a slow link from a late neighbour: both look like a long call. Rows of different
 ranks are therefore matched by (group_id, seq) and compared. Where the ranks share a clock, a rank waits
 until the last one has entered, and what follows is transfer. Where they do not (several hosts, CUDA
-events), the shortest call of a match is the transfer, and what the others took beyond it is wait. Compute
-is the time between calls, from its own instants.
+events), the shortest call of a match is the transfer, and what the others took beyond it is wait. A transfer
+from one rank to one other begins when both have come: until then the receiver is idle, which is a pipeline's
+bubble and not wait. Compute is the time between calls, from its own instants.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ OP_CODES = {name: code for code, name in enumerate(OPS)}
 AXIS_CODES = {name: code for code, name in enumerate(AXES)}
 PHASE_CODES = {name: code for code, name in enumerate(PHASES)}
 PREFILL, DECODE, MIXED = range(3)
+_SEND, _RECV = OP_CODES["send"], OP_CODES["recv"]
 
 _RING_FIELDS = [
     ("group_id", "<u4"),  # group_id(axis, index of the group in layout.groups(axis))
-    ("seq", "<u4"),  # counts the collectives of this group on this rank
+    ("seq", "<u4"),  # counts the group's collectives on this rank; of a send or receive, its edge's transfers
     ("op", "u1"),
     ("axis", "u1"),
     ("phase", "u1"),
@@ -55,9 +57,17 @@ MERGED_DTYPE = np.dtype(
     [("epoch", "<i4"), ("step_id", "<i8"), ("rank", "<i4"), *_RING_FIELDS]
     + [("last_enter_ns", "<i8"), ("wait_ns", "<i8"), ("transfer_ns", "<i8")]
 )
+"""wait_ns of a receive is the time that its rank was idle before the sender had come."""
 
 Piece = tuple[int, int, int, bytes]
 """One rank's share of a step: (rank, start_ns, end_ns, rows of its ring)."""
+
+
+def phase_code(num_chunks: int, num_decodes: int) -> int:
+    """The phase of a step that carries so many chunks of prompts and so many decodes."""
+    if not num_chunks:
+        return DECODE
+    return MIXED if num_decodes else PREFILL
 
 
 def group_id(axis: str, index: int) -> int:
@@ -123,6 +133,8 @@ class MergedStep:
     compute_ns: list[int]
     wait_ns: list[int]
     transfer_ns: list[int]
+    idle_ns: list[int]
+    """In receives, before the sender had come: a stage's bubble."""
     num_collectives: int
     """Collectives of the step, each counted once, not once a rank."""
     collective_bytes: int
@@ -143,7 +155,9 @@ def merge(
     first_of_match, match = _match(rows)
     _split(rows, match, shared_clock)
     num_ranks = len(pieces)
-    wait = np.bincount(rank_index, rows["wait_ns"], num_ranks)
+    receives = rows["op"] == _RECV
+    wait = np.bincount(rank_index, rows["wait_ns"] * ~receives, num_ranks)
+    idle = np.bincount(rank_index, rows["wait_ns"] * receives, num_ranks)
     transfer = np.bincount(rank_index, rows["transfer_ns"], num_ranks)
     return MergedStep(
         ranks=[piece[0] for piece in pieces],
@@ -152,10 +166,45 @@ def merge(
         compute_ns=_compute(pieces, rows),
         wait_ns=wait.astype(np.int64).tolist(),
         transfer_ns=transfer.astype(np.int64).tolist(),
+        idle_ns=idle.astype(np.int64).tolist(),
         num_collectives=len(first_of_match),
         collective_bytes=int(rows["bytes"][first_of_match].sum()),
         rows=rows,
     )
+
+
+def merge_together(
+    groups: Sequence[Sequence[Piece]], *, shared_clock: bool = True, epoch: int = 0, step_ids: Sequence[int]
+) -> list[MergedStep]:
+    """Steps of several replicas that meet in common collectives: matched over all ranks, then told apart again.
+
+    A collective that two of them took part in counts in both.
+    """
+    whole = merge([piece for pieces in groups for piece in pieces], shared_clock=shared_clock, epoch=epoch)
+    return [
+        _part(whole, [piece[0] for piece in pieces], step_id)
+        for pieces, step_id in zip(groups, step_ids, strict=True)
+    ]
+
+
+def _part(step: MergedStep, ranks: list[int], step_id: int) -> MergedStep:
+    """The share of some of a step's ranks."""
+    at = [step.ranks.index(rank) for rank in ranks]
+    rows = step.rows[np.isin(step.rows["rank"], ranks)]
+    rows["step_id"] = step_id
+    first_of_match, _ = _match(rows)
+    start_ns, end_ns, compute_ns, wait_ns, transfer_ns, idle_ns = (
+        [values[i] for i in at]
+        for values in (
+            step.start_ns, step.end_ns, step.compute_ns, step.wait_ns, step.transfer_ns, step.idle_ns
+        )
+    )
+    return MergedStep(
+        ranks, start_ns, end_ns, compute_ns, wait_ns, transfer_ns, idle_ns,
+        num_collectives=len(first_of_match),
+        collective_bytes=int(rows["bytes"][first_of_match].sum()),
+        rows=rows,
+    )  # fmt: skip
 
 
 def _stack(pieces: Sequence[Piece], epoch: int, step_id: int) -> tuple[NDArray[np.void], NDArray[np.intp]]:
@@ -173,6 +222,7 @@ def _stack(pieces: Sequence[Piece], epoch: int, step_id: int) -> tuple[NDArray[n
 def _match(rows: NDArray[np.void]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Indices of the first row of every match, and for each row the number of its match."""
     keys = rows["group_id"].astype(np.uint64) << np.uint64(32) | rows["seq"]
+    keys |= (rows["op"] >= _SEND).astype(np.uint64) << np.uint64(63)  # edges count apart from collectives
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     is_first = np.ones(len(keys), bool)
@@ -188,10 +238,12 @@ def _split(rows: NDArray[np.void], match: NDArray[np.intp], shared_clock: bool) 
     enter, duration = rows["enter_ns"], rows["exit_ns"] - rows["enter_ns"]
     num_matches = int(match.max()) + 1
     last_enter = np.full(num_matches, np.iinfo(np.int64).min)
-    np.maximum.at(last_enter, match, enter)
+    # A send is entered once: the row of 0 bytes that a later wait for it leaves is no second entry.
+    enters = (rows["op"] != _SEND) | (rows["bytes"] > 0)
+    np.maximum.at(last_enter, match[enters], enter[enters])
     rows["last_enter_ns"] = last_enter[match]
     if shared_clock:
-        wait = np.minimum(rows["last_enter_ns"] - enter, duration)
+        wait = np.clip(rows["last_enter_ns"] - enter, 0, duration)
     else:
         shortest = np.full(num_matches, np.iinfo(np.int64).max)
         np.minimum.at(shortest, match, duration)

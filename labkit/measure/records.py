@@ -23,7 +23,7 @@ class ServerTimes(msgspec.Struct, gc=False):
     received_ns: int
     """The HTTP request had been read whole."""
     first_start_ns: int
-    """The sampling rank began the first step that carried it."""
+    """The first step that carried it began, on its first stage."""
     first_end_ns: int
     """That rank had sampled the first token."""
     last_end_ns: int
@@ -110,6 +110,25 @@ class StepRecord(msgspec.Struct, gc=False):
     transfer_ns: list[int]
     collective_bytes: int
     num_collectives: int
+    # of a mixture of experts; the lists by rank are in the order of `ranks`
+    expert_tokens: list[int] = []
+    """By expert: tokens that the step's sequences sent to it, all layers together, dropped ones included."""
+    expert_rows: list[int] = []
+    """By rank: rows that its experts computed, for whomever; padding included."""
+    expert_sent_bytes: list[int] = []
+    """By rank: what it sent to other ranks, tokens there and outputs back."""
+    expert_ns: list[int] = []
+    """By rank: time inside its experts' products."""
+    expert_wait_ns: list[int] = []
+    """By rank: waited, in the combines, for the busiest rank."""
+    num_dropped: int = 0
+    """Tokens (each for one expert) beyond an expert's capacity."""
+    idle_ns: list[int] = []
+    """Per rank: in receives, before the stage in front had sent (a bubble)."""
+    query_keys: list[int] = []
+    """By pcp rank: keys seen by all the prompts' queries that it computed; mean over largest is the balance."""
+    in_flight_bytes: int = 0
+    """The most hidden-state bytes under way between stages, sent and not received, as this step sent some."""
 
 
 class MemoryRecord(msgspec.Struct, gc=False):

@@ -9,12 +9,16 @@ for them. Shapes: T tokens, S sequences, K kv heads, G query heads for each, L p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.model.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from labkit.parallel.context import ContextBatch
 
 
 @dataclass(slots=True)
@@ -59,6 +63,13 @@ class Batch:
     decodes: list[Decodes]
     logit_rows: Tensor | None
     """int64: rows whose logits are wanted; None: all of them."""
+    context: ContextBatch | None = None
+    """How positions are shared out over ranks; None: every rank has all of them."""
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the step reads prompts, on whichever rank."""
+        return bool(self.chunks) or (self.context is not None and self.context.has_prompts)
 
 
 def chunk_mask(num_tokens: int, context: int, window: int | None, device: torch.device) -> Tensor | None:
@@ -69,15 +80,19 @@ def chunk_mask(num_tokens: int, context: int, window: int | None, device: torch.
     return mask if window is None else mask.triu_(context - window + 1)
 
 
-def decode_mask(positions: Tensor, num_keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """0 where the query at positions[s] may see key l, −∞ elsewhere: [1, S, 1, num_keys]."""
-    keys = torch.arange(num_keys, device=positions.device)
+def decode_mask(positions: Tensor, keys: int | Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where the query at positions[s] may see key l, −∞ elsewhere: [1, S, 1, L].
+
+    keys: their positions, or how many there are, from position 0 on.
+    """
+    if isinstance(keys, int):
+        keys = torch.arange(keys, device=positions.device)
     last = positions.unsqueeze(1)
     hidden = keys > last
     if window is not None:
         hidden |= keys <= last - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
-    return mask.masked_fill_(hidden, float("-inf")).view(1, len(positions), 1, num_keys)
+    return mask.masked_fill_(hidden, float("-inf")).view(1, len(positions), 1, len(keys))
 
 
 def attend(cache: KVCache, slot: int, window: int | None, queries: Tensor, keys_values: Tensor, batch: Batch) -> Tensor:
@@ -86,15 +101,26 @@ def attend(cache: KVCache, slot: int, window: int | None, queries: Tensor, keys_
 
     slot: the layer's place in the cache; window: how far back it sees, None for all the way.
     """
+    if batch.context is not None:
+        return batch.context.attend(cache, slot, window, queries, keys_values, batch)
     cache.write(slot, keys_values, batch.slots)
+    return attend_stored(cache, slot, window, queries, keys_values, batch)
+
+
+def attend_stored(
+    cache: KVCache, slot: int, window: int | None, queries: Tensor, keys_values: Tensor, batch: Batch
+) -> Tensor:
+    """`attend`, when the step's keys and values are in the cache already."""
     parts = [_attend_chunk(cache, slot, window, queries, keys_values, chunk) for chunk in batch.chunks]
     if batch.decodes:
         first = batch.chunks[-1].stop if parts else 0
-        parts.append(_attend_decodes(cache, slot, window, queries[first:], batch.decodes))
+        parts.append(attend_decodes(cache, slot, window, queries[first:], batch.decodes))
+    if not parts:  # a rank whose share of a short prompt is empty
+        return queries.flatten(1)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend_decodes(cache: KVCache, slot: int, window: int | None, queries: Tensor, groups: list[Decodes]) -> Tensor:
+def attend_decodes(cache: KVCache, slot: int, window: int | None, queries: Tensor, groups: list[Decodes]) -> Tensor:
     if groups[0].rows is None:
         return _attend_group(cache, slot, window, queries, groups[0])
     out = torch.empty_like(queries).flatten(1)

@@ -185,6 +185,13 @@ def _dense_layers(config: Config) -> frozenset[int]:
     return frozenset(i for i in range(num_layers) if i in listed or (i + 1) % step)
 
 
+def _need_switch(config: Config, key: str) -> bool:
+    value = need(config, key)
+    if not isinstance(value, bool):
+        raise ConfigError(f"config.json: {key} is {value!r}; it must be true or false.")
+    return value
+
+
 def _mixtral(config: Config) -> dict[str, Any]:
     moe = MoeSpec(
         num_experts=need_count(config, "num_local_experts", "num_experts"),
@@ -200,6 +207,7 @@ def _qwen_moe(config: Config, shared: int, **extra: Any) -> MoeSpec:
         top_k=need_count(config, "num_experts_per_tok"),
         intermediate_size=need_count(config, "moe_intermediate_size"),
         shared_intermediate_size=shared,
+        norm_top_k=_need_switch(config, "norm_topk_prob"),
         dense_layers=_dense_layers(config),
         **extra,
     )
@@ -236,6 +244,7 @@ def _deepseek_v3(config: Config) -> dict[str, Any]:
         intermediate_size=width,
         shared_intermediate_size=width * (config.get("n_shared_experts") or 0),
         router_bias=config.get("topk_method", "noaux_tc") == "noaux_tc",
+        norm_top_k=_need_switch(config, "norm_topk_prob"),
         dense_layers=frozenset(i for i in range(num_layers) if i < first or i % step),
     )
     head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim

@@ -1,5 +1,5 @@
 """A decoder-only transformer as one rank of a layout holds it: an ordinary model, whose parts were cut when
-it was built.
+it was built. A pipeline stage is a stretch of it: the first begins with token ids, the last ends with logits.
 
 Llama 3, Qwen2.5, Qwen3 and Mistral differ in what they carry (biases, per-head norms, scaling of positions),
 not in how they run, so one class reads them all: what a checkpoint has is used. The stream between layers is
@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labkit.layout import Layout, kv_heads, layers, query_heads, vocab_rows
-from labkit.measure.recorder import DECODE, MIXED, PREFILL
+from labkit.layout import Layout, is_first_stage, is_last_stage, kv_heads, layers, query_heads, vocab_rows
+from labkit.measure.recorder import phase_code
 from labkit.model.attention import Batch, attend
 from labkit.model.checkpoint import Weights, joined
 from labkit.model.kv_cache import KVCache
 from labkit.model.linear import Linear, RowParallel
+from labkit.model.moe import ExpertParallel, MoeMlp
 from labkit.model.norm import RmsNorm
 from labkit.model.rope import pair_rows, rotate_
 from labkit.model.spec import ModelSpec
@@ -58,7 +59,7 @@ class Attention:
         return RmsNorm(q, spec.norm_eps), RmsNorm(k, spec.norm_eps)
 
     def __call__(self, x: Tensor, residual: Tensor, slot: int, cache: KVCache, batch: Batch, turns: Tensor) -> Tensor:
-        heads = self.qkv(x).view(len(x), -1, self.head_dim)
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         num_rotated = self.num_query_heads + self.num_kv_heads
         if self.head_norms is not None:
             self._norm_heads(heads)
@@ -96,19 +97,26 @@ class Mlp:
         both = self.gate_up(x)
         return self.down.plus(F.silu(both[:, : self.width]) * both[:, self.width :], residual)
 
-    @property
-    def num_bytes(self) -> int:
-        return self.gate_up.num_bytes + self.down.num_bytes
+    def bytes_by_part(self) -> dict[str, int]:
+        return {"mlp": self.gate_up.num_bytes + self.down.num_bytes}
 
 
 class Layer:
-    def __init__(self, index: int, spec: ModelSpec, weights: Weights, group: Group, heads: tuple[int, int]) -> None:
+    def __init__(
+        self, index: int, spec: ModelSpec, weights: Weights, group: Group, heads: tuple[int, int],
+        moe: ExpertParallel | None = None,
+    ) -> None:  # fmt: skip
         prefix = f"model.layers.{index}"
         self.index = index
         self.before_attention = RmsNorm(weights[f"{prefix}.input_layernorm.weight"], spec.norm_eps)
         self.attention = Attention(index, spec, weights, group, heads)
         self.before_mlp = RmsNorm(weights[f"{prefix}.post_attention_layernorm.weight"], spec.norm_eps)
-        self.mlp = Mlp(f"{prefix}.mlp", weights, group)
+        self.mlp: Mlp | MoeMlp
+        if spec.is_moe_layer(index):
+            assert moe is not None
+            self.mlp = MoeMlp(index, spec, weights, group, moe)
+        else:
+            self.mlp = Mlp(f"{prefix}.mlp", weights, group)
 
 
 class Embedding:
@@ -153,52 +161,91 @@ class Head:
 class Decoder:
     """`spec` under `layout` as rank `rank` holds it; `forward` runs one step of its replica."""
 
-    def __init__(self, spec: ModelSpec, layout: Layout, rank: int, weights: Weights, group: Group) -> None:
+    def __init__(
+        self, spec: ModelSpec, layout: Layout, rank: int, weights: Weights, group: Group,
+        moe: ExpertParallel | None = None,
+    ) -> None:  # fmt: skip
         self.spec, self.group, self.door = spec, group, group.door
         heads = len(query_heads(layout, spec, rank)), len(kv_heads(layout, spec, rank))
         self.num_kv_heads = heads[1]
-        rows = weights["model.embed_tokens.weight"]
-        self.embedding = Embedding(rows, vocab_rows(layout, spec, rank).start, group)
-        self.layers = [Layer(i, spec, weights, group, heads) for i in layers(layout, spec, rank)]
-        self.norm = RmsNorm(weights["model.norm.weight"], spec.norm_eps)
-        head_rows = rows if spec.tie_word_embeddings else weights["lm_head.weight"]
-        self.head = Head(Linear(head_rows), spec.vocab_size, group)
+        rows = weights.get("model.embed_tokens.weight")
+        self.embedding: Embedding | None = None
+        if is_first_stage(layout, rank):
+            self.embedding = Embedding(_whole(rows), vocab_rows(layout, spec, rank).start, group)
+        self.layers = [Layer(i, spec, weights, group, heads, moe) for i in layers(layout, spec, rank)]
+        self.norm: RmsNorm | None = None
+        self.head: Head | None = None
+        if is_last_stage(layout, rank):
+            self.norm = RmsNorm(weights["model.norm.weight"], spec.norm_eps)
+            head_rows = _whole(rows) if spec.tie_word_embeddings else weights["lm_head.weight"]
+            self.head = Head(Linear(head_rows), spec.vocab_size, group)
 
-    def forward(self, batch: Batch, cache: KVCache, turns: Tensor) -> Tensor | None:
+    def forward(self, batch: Batch, cache: KVCache, turns: Tensor, hidden: Tensor | None = None) -> Tensor | None:
         """Logits [logit_rows, vocab_size] in the weights' dtype on the group's first rank; None elsewhere.
 
+        A stage before the last gives the hidden states [tokens, hidden_size] for the next one instead.
+
         turns: complex64 [positions, head_dim / 2], a `rotation_table` longer than any position of the batch.
+        hidden: what the stage before gave; None on the first.
         """
         self._tag(batch)
         turns = turns.index_select(0, batch.positions).unsqueeze(1)
-        x = self.embedding(batch.token_ids)
-        for slot, layer in enumerate(self.layers):
-            self.door.layer = layer.index
-            x = layer.attention(layer.before_attention(x), x, slot, cache, batch, turns)
-            x = layer.mlp(layer.before_mlp(x), x)
+        x = self.begin(batch, hidden)
+        for slot in range(len(self.layers)):
+            x = self.run_layer(slot, x, batch, cache, turns)
         self.door.layer = -1
+        return x if self.head is None else self.end(x, batch)
+
+    def begin(self, batch: Batch, hidden: Tensor | None) -> Tensor:
+        if self.embedding is not None:
+            return self.embedding(batch.token_ids)
+        assert hidden is not None, "a stage after the first begins with the hidden states of the one before"
+        return hidden
+
+    def run_layer(self, slot: int, x: Tensor, batch: Batch, cache: KVCache, turns: Tensor) -> Tensor:
+        """One layer of this stage, by its place in the cache; turns: those of the batch's positions."""
+        layer = self.layers[slot]
+        self.door.layer = layer.index
+        if self.door.sending:
+            self.door.advance()
+        x = layer.attention(layer.before_attention(x), x, slot, cache, batch, turns)
+        return layer.mlp(layer.before_mlp(x), x)
+
+    def end(self, x: Tensor, batch: Batch) -> Tensor | None:
+        assert self.norm is not None and self.head is not None
         if batch.logit_rows is not None:
             x = x.index_select(0, batch.logit_rows)
         return self.head(self.norm(x)) if len(x) else self.head.nothing(x)
 
-    def _tag(self, batch: Batch) -> None:
+    def take_part(self, phase: int) -> Tensor | None:
+        """In a step of other replicas, whose experts these ranks share: no tokens, every exchange."""
+        self.door.tag(phase=phase)
+        x = self.layers[0].before_mlp.weight.new_empty(0, self.spec.hidden_size)
+        for layer in self.layers:
+            if isinstance(layer.mlp, MoeMlp):
+                self.door.layer = layer.index
+                layer.mlp.take_part(x)
         self.door.layer = -1
-        if batch.chunks:
-            self.door.phase = MIXED if batch.decodes else PREFILL
-        else:
-            self.door.phase = DECODE
+        return None if self.head is None else self.head.nothing(x)
+
+    def _tag(self, batch: Batch) -> None:
+        self.door.tag(phase=phase_code(int(batch.has_prompts), len(batch.decodes)))
 
     def bytes_by_part(self) -> dict[str, int]:
         """What the weights occupy; a tied head that had to be laid out apart from the embedding counts as
         head.
         """
-        total: Counter[str] = Counter(embedding=self.embedding.rows.nbytes, norm=self.norm.weight.nbytes)
+        total: Counter[str] = Counter()
+        if self.embedding is not None:
+            total["embedding"] = self.embedding.rows.nbytes
         for layer in self.layers:
             total["attention"] += layer.attention.num_bytes
-            total["mlp"] += layer.mlp.num_bytes
+            total.update(layer.mlp.bytes_by_part())
             total["norm"] += layer.before_attention.weight.nbytes + layer.before_mlp.weight.nbytes
-        if self.head.linear.weight is not self.embedding.rows:
-            total["head"] = self.head.linear.num_bytes
+        if self.head is not None and self.norm is not None:
+            total["norm"] += self.norm.weight.nbytes
+            if self.embedding is None or self.head.linear.weight is not self.embedding.rows:
+                total["head"] = self.head.linear.num_bytes
         return dict(total)
 
 

@@ -47,6 +47,8 @@ class MoeSpec:
     """Whether a sigmoid gate scales the shared expert (Qwen2-MoE)."""
     router_bias: bool = False
     """Whether the router carries a per-expert correction bias (DeepSeek-V3)."""
+    norm_top_k: bool = True
+    """Whether the weights of a token's top_k experts are divided by their sum."""
     dense_layers: frozenset[int] = frozenset()
     """Layers that keep an ordinary MLP of `ModelSpec.intermediate_size`."""
 

@@ -7,7 +7,7 @@ goes over this one table. Linear weights are [out features, in features], as che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -158,8 +158,8 @@ def layer_common_tensors(spec: ModelSpec, moe_layer: bool) -> tuple[Tensor, ...]
     return tuple(found)
 
 
-def layer_tensors(spec: ModelSpec, layer: int, experts: range) -> Iterator[Tensor]:
-    """The tensors of one layer, with the routed experts of the given range."""
+def layer_tensors(spec: ModelSpec, layer: int, experts: Iterable[int]) -> Iterator[Tensor]:
+    """The tensors of one layer, with the routed experts given."""
     moe_layer = spec.is_moe_layer(layer)
     local = list(layer_common_tensors(spec, moe_layer))
     if moe_layer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -29,6 +30,13 @@ _GATHER = OP_CODES["gather"]
 _BARRIER = OP_CODES["barrier"]
 _SEND = OP_CODES["send"]
 _RECV = OP_CODES["recv"]
+_EDGE_SHIFT, _EDGE_COUNT = 20, (1 << 20) - 1
+
+
+class Drained(Protocol):
+    """What gathers rows during a step, to be taken away after it."""
+
+    def drain(self) -> bytes: ...
 
 
 class Door:
@@ -43,6 +51,14 @@ class Door:
         self.delay_s = 0.0
         """A drill: this rank comes so much later to each all-reduce of `delay_layer` (-1: of every layer)."""
         self.delay_layer = -1
+        self.experts: Drained | None = None
+        """Notes what the experts of this rank did (`labkit.parallel.expert`); None for dense models."""
+        self.sending: list[Pending] = []
+        """Sends that went on without being waited for, and that this rank must still move along by hand."""
+
+    def advance(self) -> None:
+        """Move the sends under way along, as far as they go without waiting."""
+        self.sending = [pending for pending in self.sending if not pending.advance()]
 
     def tag(self, layer: int = -1, phase: int = MIXED) -> None:
         self.layer, self.phase = layer, phase
@@ -50,6 +66,10 @@ class Door:
     def drain(self) -> bytes:
         """Rows of RING_DTYPE since the last drain. On CUDA it waits for the device: call it after the step."""
         return self.ring.drain()
+
+    def drain_experts(self) -> bytes:
+        """Rows of `labkit.measure.experts` since the last drain."""
+        return b"" if self.experts is None else self.experts.drain()
 
     def straggle(self) -> None:
         if self.delay_layer in (-1, self.layer):
@@ -75,6 +95,8 @@ class Group:
         self.group_id = group_id(axis, index)
         self._axis_code = AXIS_CODES[axis]
         self._seq = 0
+        self._edge_seqs: dict[int, int] = {}
+        """Transfers so far on each edge: the two ends count alike, whatever else either of them does."""
         self._wire = wire
 
     def __repr__(self) -> str:
@@ -157,10 +179,16 @@ class Group:
         self._note(_BARRIER, 0, entered)
 
     def isend(self, x: Tensor, dst: int) -> Pending:
-        """Start sending x; it must not change before `wait()` has returned."""
+        """Start sending x; it must not change before `wait()` has returned.
+
+        The row is what this call took of the rank's time; a `wait()` that comes later leaves one of 0 bytes.
+        """
         wire = self._peer_wire(dst, "send to")
+        seq = self._next_on_edge(self.rank, dst)
         entered = self.door.ring.now()
-        return _Noted(self, wire.isend(x, dst), _SEND, x.nbytes, entered)
+        pending = wire.isend(x, dst)
+        self._put(seq, _SEND, x.nbytes, entered)
+        return _Noted(self, pending, seq, _SEND, 0)
 
     def irecv(self, x: Tensor, src: int) -> Pending:
         """Start receiving into x (contiguous); it is there when `wait()` has returned.
@@ -168,7 +196,14 @@ class Group:
         The row's entry is the instant at which the wait began: until then the rank had other things to do.
         """
         wire = self._peer_wire(src, "receive from")
-        return _Noted(self, wire.irecv(x, src), _RECV, x.nbytes, None)
+        return _Noted(self, wire.irecv(x, src), self._next_on_edge(src, self.rank), _RECV, x.nbytes)
+
+    def _next_on_edge(self, src: int, dst: int) -> int:
+        """The number under which both ends of a transfer note it: the edge above, the count below."""
+        edge = src * self.size + dst
+        count = self._edge_seqs.get(edge, 0)
+        self._edge_seqs[edge] = count + 1
+        return edge << _EDGE_SHIFT | count & _EDGE_COUNT
 
     def _peer_wire(self, peer: int, what: str) -> Wire:
         if self._wire is None or not 0 <= peer < self.size or peer == self.rank:
@@ -180,6 +215,9 @@ class Group:
     def _note(self, op: int, num_bytes: int, entered: int) -> None:
         seq = self._seq
         self._seq = seq + 1
+        self._put(seq, op, num_bytes, entered)
+
+    def _put(self, seq: int, op: int, num_bytes: int, entered: int) -> None:
         door = self.door
         if door.recording:
             ring = door.ring
@@ -197,22 +235,25 @@ class Group:
 
 
 class _Noted:
-    """A pending transfer that leaves its row once, when it is over, with the tags of its beginning."""
+    """A pending transfer whose `wait()` leaves a row of the time it took, with the tags of its beginning."""
 
-    def __init__(self, group: Group, pending: Pending, op: int, num_bytes: int, entered: int | None) -> None:
+    def __init__(self, group: Group, pending: Pending, seq: int, op: int, num_bytes: int) -> None:
         self._group, self._pending = group, pending
-        self._op, self._num_bytes, self._entered = op, num_bytes, entered
+        self._seq, self._op, self._num_bytes = seq, op, num_bytes
         self._tags = (group.door.layer, group.door.phase)
         self._done = False
+
+    def advance(self) -> bool:
+        return self._pending.advance()
 
     def wait(self) -> None:
         if self._done:
             return
         door = self._group.door
-        entered = door.ring.now() if self._entered is None else self._entered
+        entered = door.ring.now()
         self._pending.wait()
         self._done = True
         tags = (door.layer, door.phase)
         door.layer, door.phase = self._tags
-        self._group._note(self._op, self._num_bytes, entered)
+        self._group._put(self._seq, self._op, self._num_bytes, entered)
         door.layer, door.phase = tags

@@ -1,7 +1,8 @@
 """The groups of one rank under one layout: every axis of the layout is a slice of the same array of ranks.
 
 Wires are kept by rank tuple over switches of layout, in a bounded cache; a switch to a layout seen before
-opens nothing. All ranks open their wires in one order (the axes below), and each wire is warmed by one real
+opens nothing. A group within a node gets the chosen fabric, one that spans nodes what reaches across
+(`labkit.layout.fabrics`). All ranks open their wires in one order (the axes below), and each wire is warmed by one real
 call before the layout counts as ready. Two axes over the same ranks share a wire. A rank outside the layout
 gets a mesh that is not `active`.
 """
@@ -9,13 +10,14 @@ gets a mesh that is not `active`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from labkit.engine.messages import Configure
 from labkit.layout import Layout
+from labkit.layout.fabrics import fabric_of
 from labkit.parallel.comm import Door, Group
 from labkit.parallel.ring import EventRing, Ring
 from labkit.parallel.wire import Fabric, Wire
@@ -85,8 +87,9 @@ class Mesh:
     """mesh.tp, mesh.pp, … are this rank's groups; `door` carries the tags and the ring that they share."""
 
     def __init__(self, layout: Layout, rank: int, *, door: Door, wires: WireCache | None = None,
-                 fabric: str = "shm", epoch: int = 0) -> None:  # fmt: skip
+                 fabric: str = "shm", epoch: int = 0, nodes: Sequence[int] = ()) -> None:  # fmt: skip
         self.layout = layout
+        self._nodes = nodes
         self.rank = rank
         self.door = door
         self.active = rank < layout.world_size
@@ -125,7 +128,7 @@ class Mesh:
         if len(ranks) > 1:
             if wires is None:
                 raise ValueError(f"{self.layout} needs {self.layout.world_size} ranks; this process is a single one")
-            wire, new = wires.get(fabric, ranks, self.rank, f"{epoch}-{axis}-{index}")
+            wire, new = wires.get(fabric_of(ranks, fabric, self._nodes), ranks, self.rank, f"{epoch}-{axis}-{index}")
             if new:
                 self._new.append(wire)
         return Group(ranks.index(self.rank), len(ranks), axis, ranks, index=index, wire=wire, door=self.door)
@@ -137,8 +140,10 @@ class MeshFactory:
     It owns the wires, the door and the ring of the rank's process.
     """
 
-    def __init__(self, rank: int, shm_folder: Path, device: str = "cpu") -> None:
+    def __init__(self, rank: int, shm_folder: Path, device: str = "cpu", *, node_is_a_machine: bool = False) -> None:
+        """node_is_a_machine: ranks of other nodes do not share this one's cores, as those of nodes made here do."""
         self.rank = rank
+        self._node_is_a_machine = node_is_a_machine
         self.door = Door(EventRing() if device == "cuda" else Ring())
         self.wires = WireCache(
             {
@@ -153,10 +158,17 @@ class MeshFactory:
         layout = Layout.parse(message.layout)
         self.door.recording = message.record
         self.door.tag()
-        self.wires.suit(message.fabric, layout.world_size * message.threads)
-        mesh = Mesh(layout, self.rank, door=self.door, wires=self.wires, fabric=message.fabric, epoch=message.epoch)
+        self.wires.suit(message.fabric, self._num_neighbours(layout, message.nodes) * message.threads)
+        mesh = Mesh(layout, self.rank, door=self.door, wires=self.wires, fabric=message.fabric, epoch=message.epoch,
+                    nodes=message.nodes)  # fmt: skip
         mesh.warm()
         return mesh
+
+    def _num_neighbours(self, layout: Layout, nodes: Sequence[int]) -> int:
+        """Ranks of the layout that share this machine's cores, this one included."""
+        if not (nodes and self._node_is_a_machine):
+            return layout.world_size
+        return nodes[: layout.world_size].count(nodes[self.rank])
 
     def close(self) -> None:
         self.wires.close()

@@ -16,7 +16,8 @@ from torch import Tensor
 from labkit.parallel.shm_block import Block, Waiter, fence
 
 CHUNK_BYTES = 256 << 10
-NUM_CHUNKS = 4
+NUM_CHUNKS = 16
+"""4 MiB each way: hidden states of a few steps lie here while the next stage is busy."""
 _HEAD_BYTES = 128
 _CHANNEL_BYTES = _HEAD_BYTES + NUM_CHUNKS * CHUNK_BYTES
 
@@ -132,3 +133,8 @@ class _Transfer:
 
     def wait(self) -> None:
         self._channels.finish(self)
+
+    def advance(self) -> bool:
+        if not self.done:
+            self.queue.progress()
+        return self.done

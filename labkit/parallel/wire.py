@@ -30,6 +30,10 @@ class Pending(Protocol):
 
     def wait(self) -> None: ...
 
+    def advance(self) -> bool:
+        """Move it along without waiting; True when it goes on by itself from here, or is over."""
+        ...
+
 
 class Wire(ABC):
     """One group's members joined over one fabric. It moves tensors and records nothing."""

@@ -44,6 +44,14 @@ def serve(
     graphs: Annotated[bool | None, typer.Option(help="CUDA graphs for decode steps; by default on GPUs.")] = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
     step_timeout: Annotated[float, typer.Option(help="Seconds until a silent rank counts as hung.")] = 75.0,
+    nodes: Annotated[int, typer.Option(help="Make so many nodes on this machine (Linux, root).")] = 0,
+    ranks_per_node: Annotated[int, typer.Option(help="Ranks on each node; 0: what suits the machine.")] = 0,
+    link: Annotated[str, typer.Option(help="Rate of each node's link: 200mbit, 1gbit; by default unshaped.")] = "",
+    link_delay_ms: Annotated[float, typer.Option(help="Added to packets that leave a node (needs netem).")] = 0.0,
+    join_ranks: Annotated[int, typer.Option(help="Wait for so many ranks of real nodes (docs/nodes.md).")] = 0,
+    control_host: Annotated[str, typer.Option(help="Where joining ranks reach this server.")] = "0.0.0.0",
+    control_port: Annotated[int, typer.Option(help="And at which port; 0: any free one.")] = 0,
+    control_token_file: Annotated[str, typer.Option(help="Holds the secret that joining ranks must know.")] = "",
 ) -> None:
     """Serve a model on warm ranks. The first line is {"url": …, "token": …}; LABKIT_TOKEN sets the token."""
     given = dict(locals())
@@ -125,11 +133,19 @@ def _summary(url: str, state: dict[str, Any]) -> str:
         ("state", state["state"] + (f": {state['message']}" if state.get("message") else "")),
         ("model", state["model"]),
         ("layout", f"{state.get('layout_name', '-')} on {ranks}"),
+        *_topology_lines(state.get("topology", {})),
         ("held by", held),
         ("waiting", str(len(state["queue"]))),
         ("in flight", str(state["requests_in_flight"])),
     ]
     return "\n".join(f"{name:<10} {value}" for name, value in lines)
+
+
+def _topology_lines(topology: dict[str, Any]) -> list[tuple[str, str]]:
+    if topology.get("kind", "one machine") == "one machine":
+        return []
+    made = f"{topology['num_nodes']} of {topology['ranks_per_node']} ranks, link {topology['link']}"
+    return [("nodes", made if topology["link"] else topology["kind"])]
 
 
 def stop(server: _Server = "") -> None:

@@ -123,10 +123,26 @@ def _check_same(found: Found, wanted: Mapping[str, Any]) -> None:
             f"The lab server at {found.url} serves {found.model}, and you asked for {model}: end it with "
             f"`labkit stop`, or connect without naming a model."
         )
+    _check_nodes(found, wanted)
     if ranks > found.ranks:
         raise ServerError(
             f"The lab server at {found.url} has {found.ranks} ranks, and you asked for {ranks}: end it with "
             f"`labkit stop` first."
+        )
+
+
+def _check_nodes(found: Found, wanted: Mapping[str, Any]) -> None:
+    """A figure over a slow link must not come from a server that has none."""
+    if not wanted.get("nodes"):
+        return
+    from labkit.cluster.nodes import Link  # a page's kernel, which asks for no nodes, does without it
+
+    asked = f"{wanted['nodes']} nodes, link {Link.parse(wanted.get('link', ''), wanted.get('link_delay_ms', 0.0))}"
+    topology = found.client().state()["topology"]
+    there = f"{topology['num_nodes']} nodes, link {topology.get('link')}"
+    if asked != there:
+        raise ServerError(
+            f"The lab server at {found.url} has {there}, and you asked for {asked}: end it with `labkit stop` first."
         )
 
 

@@ -19,6 +19,7 @@ from labkit.model.spec import ModelSpec, list_models, load_spec, model_dir
 from labkit.model.tokenizer import load_tokenizer
 from labkit.server.app import is_loopback
 from labkit.server.lifetime import DEFAULT_LINGER_S
+from labkit.server.placing import Placing, place
 from labkit.server.service import ServedModel
 from labkit.server.sizes import parse_bytes
 
@@ -52,6 +53,14 @@ class ServeOptions:
     """None: on GPUs, where a decode step is launched as one graph."""
     seed: int = 0
     step_timeout: float = STEP_TIMEOUT_S
+    nodes: int = 0
+    ranks_per_node: int = 0
+    link: str = ""
+    link_delay_ms: float = 0.0
+    join_ranks: int = 0
+    control_host: str = "0.0.0.0"
+    control_port: int = 0
+    control_token_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class ServePlan:
     allowed_hosts: frozenset[str]
     linger_s: float
     step_timeout_s: float
+    placing: Placing = Placing()
 
 
 def make_plan(options: ServeOptions) -> ServePlan:
@@ -81,7 +91,8 @@ def make_plan(options: ServeOptions) -> ServePlan:
     folder = model_dir(options.model)
     spec = load_spec(options.model)
     layout = Layout.parse(options.layout)
-    num_ranks = options.ranks or max(layout.world_size, default_num_ranks(machine))
+    placing = place(options, machine)
+    num_ranks = _num_ranks(options, placing) or max(layout.world_size, default_num_ranks(machine))
     _check_gpus(device, num_ranks, machine)
     require_legal(layout, spec, num_ranks, engine=True)
     return ServePlan(
@@ -97,6 +108,7 @@ def make_plan(options: ServeOptions) -> ServePlan:
         allowed_hosts=frozenset(name.lower() for name in (*options.allow_hosts, options.host)),
         linger_s=_linger_s(),
         step_timeout_s=_step_timeout_s(options.step_timeout),
+        placing=placing,
     )
 
 
@@ -107,6 +119,10 @@ def _check_gpus(device: str, num_ranks: int, machine: Machine) -> None:
             f"{num_ranks} ranks need {num_ranks} GPUs, one each, and this machine has {len(machine.gpus)}: take "
             f"--ranks {len(machine.gpus)} and a layout that fits, or --device cpu."
         )
+
+
+def _num_ranks(options: ServeOptions, placing: Placing) -> int:
+    return placing.nodes.num_ranks if placing.nodes else options.join_ranks or options.ranks
 
 
 def _served_model(options: ServeOptions, folder: Path, spec: ModelSpec) -> ServedModel:

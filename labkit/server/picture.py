@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 class Picture:
     """Of one pool of ranks and one model."""
 
-    def __init__(self, spec: ModelSpec, num_ranks: int, threads_per_rank: int, device: str, backend: str) -> None:
+    def __init__(
+        self, spec: ModelSpec, num_ranks: int, threads_per_rank: int, device: str, backend: str,
+        topology: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.num_ranks = num_ranks
         self._spec = spec
         self._threads = threads_per_rank
         self._device = device
         self._backend = backend
+        self._topology = topology or {"kind": "one machine", "num_nodes": 1}
         self._num_cores = usable_cores()
         self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._layouts: list[dict[str, Any]] | None = None
@@ -48,6 +52,7 @@ class Picture:
             "backend": self._backend,
             "device": self._device,
             "layouts": self.layouts(),
+            "topology": self.topology(engine),
         }
         if settings is not None:
             picture |= self._of_settings(engine, settings)
@@ -103,7 +108,7 @@ class Picture:
         return Environment(
             host=socket.gethostname(),
             backend=self._device,
-            fabric=settings.fabric,
+            fabric=self._fabric_text(engine, settings.fabric),
             device=str(engine.get("device") or platform.processor() or platform.machine()),
             num_cores=self._num_cores,
             num_ranks=settings.layout.world_size,
@@ -113,6 +118,22 @@ class Picture:
             seed=settings.seed,
             started_at=self._started_at,
         )
+
+    def topology(self, engine: dict[str, Any]) -> dict[str, Any]:
+        """How many nodes, of how many ranks, and the link between them; of nodes that joined, as the ranks say."""
+        told = engine.get("nodes", [])
+        sizes = {len(node["ranks"]) for node in told}
+        counted = {"num_nodes": len(told), "ranks_per_node": sizes.pop() if len(sizes) == 1 else None} if told else {}
+        return self._topology | {name: value for name, value in counted.items() if not self._topology.get(name)}
+
+    def _fabric_text(self, engine: dict[str, Any], inside: str) -> str:
+        """As a figure's reader must know it: `shm`, or `shm; gloo across 2 nodes (200mbit)`."""
+        across = sorted({group["fabric"] for group in engine.get("groups", []) if group["spans_nodes"]})
+        if not across:
+            return inside
+        topology = self.topology(engine)
+        link = f" ({topology['link']})" if topology.get("link") else ""
+        return f"{inside}; {', '.join(across)} across {topology['num_nodes']} nodes{link}"
 
     @staticmethod
     def memory(engine: dict[str, Any]) -> list[MemoryRecord]:

@@ -28,6 +28,7 @@ from labkit.server.app import make_app
 from labkit.server.lifetime import Lifetime
 from labkit.server.options import ServePlan
 from labkit.server.picture import Picture
+from labkit.server.placing import invitation
 from labkit.server.recording import RunRecorder
 from labkit.server.service import Service
 
@@ -45,7 +46,9 @@ class _Server:
         self._plan = plan
         self._stop = asyncio.Event()
         self._why = ""
-        picture = Picture(plan.model.spec, plan.num_ranks, plan.threads, plan.device, plan.backend)
+        picture = Picture(
+            plan.model.spec, plan.num_ranks, plan.threads, plan.device, plan.backend, plan.placing.describe()
+        )
         self._recorder = RunRecorder(home_dir() / "store.sqlite")
         self._service = Service(plan.model, picture, self._recorder)
         self._pool = Pool(self._pool_config(), self._on_message, self._on_failure, self._on_pool_state)
@@ -58,7 +61,9 @@ class _Server:
 
     def _pool_config(self) -> PoolConfig:
         plan = self._plan
-        return PoolConfig(plan.num_ranks, plan.threads, plan.device, plan.backend, default_run_dir(runtime_dir()))
+        run_dir = default_run_dir(runtime_dir())
+        return PoolConfig(plan.num_ranks, plan.threads, plan.device, plan.backend, run_dir,
+                          nodes=plan.placing.nodes, join=plan.placing.join)  # fmt: skip
 
     def end(self, why: str) -> None:
         self._why = self._why or why
@@ -113,7 +118,7 @@ class _Server:
 
     async def _start_engine(self) -> None:
         plan = self._plan
-        _say(f"starting {plan.num_ranks} ranks on {plan.device}, {plan.threads} threads each")
+        self._say_where_ranks_come_from()
         try:
             await self._engine.start(plan.settings)
         except Exception as error:  # whatever it was, whoever asks shall read it
@@ -125,6 +130,16 @@ class _Server:
         gc.freeze()
         self._service.started()
         _say(f"ready: {plan.model.name} as {plan.settings.layout}")
+
+    def _say_where_ranks_come_from(self) -> None:
+        plan, placing = self._plan, self._plan.placing
+        if placing.join:
+            placing.join.token()
+            for line in invitation(placing.join, plan.num_ranks, plan.device):
+                _say(line)
+            return
+        where = f", on {placing.nodes.num_nodes} nodes joined by {placing.nodes.link} links" if placing.nodes else ""
+        _say(f"starting {plan.num_ranks} ranks on {plan.device}, {plan.threads} threads each{where}")
 
     async def _end_engine(self, starting: asyncio.Task[None]) -> None:
         starting.cancel()

@@ -185,7 +185,7 @@ class Service:
     def inject(self, rank: int, kind: str, seconds: float, layer: int) -> None:
         """A drill: make one rank fail. `kill` is the operating system's SIGKILL; the rank itself does the others."""
         pool = self.engine.pool
-        if kind != "kill":
+        if kind != "kill" or pool.config.join is not None:  # a process id of another machine means nothing here
             pool.send(rank, Fault(kind, seconds, layer))
         elif rank in pool.pids:
             os.kill(pool.pids[rank], signal.SIGKILL)

@@ -39,6 +39,8 @@ def check_setting(name: str, value: Any) -> Any:
         raise ApiError(400, f"There is no setting {name!r}: {hint}", "settings")
     if name == "memory_per_rank" and isinstance(value, str):
         value = _bytes(value)
+    if _KINDS[name] is float and type(value) is int:
+        value = float(value)
     if type(value) is not _KINDS[name]:
         raise ApiError(400, f"The setting {name} takes {_KINDS[name].__name__}, not {value!r}.", "settings")
     return value

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+from labkit.cluster.nodes import Nodes
 from labkit.cluster.pool import Pool, PoolConfig, PoolFailure
+from labkit.cluster.starters import Join
 from labkit.engine.messages import AllocateKV, Configure, EngineMessage, RankMessage, SampleSpec, Step
+from labkit.engine.places import nodes_of
 
 ECHO = "tests.cluster.echo_worker"
 
@@ -29,12 +32,13 @@ def configure_message(epoch: int, layout: str, fabric: str = "shm", model: str =
 
 
 class Harness:
-    def __init__(self, run_dir: Path, num_ranks: int = 2, module: str = ECHO, start_timeout_s: float = 120.0) -> None:
+    def __init__(self, run_dir: Path, num_ranks: int = 2, module: str = ECHO, start_timeout_s: float = 120.0,
+                 nodes: Nodes | None = None, join: Join | None = None) -> None:  # fmt: skip
         self.loop = asyncio.new_event_loop()
         self.inbox: asyncio.Queue[tuple[int, RankMessage]] = asyncio.Queue()
         self.failures: asyncio.Queue[PoolFailure] = asyncio.Queue()
         self.states: list[str] = []
-        config = PoolConfig(num_ranks, 1, "cpu", "gloo", run_dir, start_timeout_s, module)
+        config = PoolConfig(num_ranks, 1, "cpu", "gloo", run_dir, start_timeout_s, module, nodes, join)
         self.pool = Pool(
             config,
             lambda rank, message: self.inbox.put_nowait((rank, message)),
@@ -55,7 +59,9 @@ class Harness:
 
     def configure(self, epoch: int, layout: str, fabric: str = "shm") -> None:
         num_ranks = self.pool.config.num_ranks
-        self.ask(configure_message(epoch, layout, fabric), num_ranks)
+        message = configure_message(epoch, layout, fabric)
+        message.nodes = nodes_of(self.pool.hellos)
+        self.ask(message, num_ranks)
         self.ask(AllocateKV(epoch, 8), num_ranks)
 
     def failure(self, timeout_s: float = 5.0) -> PoolFailure:

@@ -90,3 +90,9 @@ def test_waiting_ends_when_nothing_more_can_be_learnt() -> None:
     assert not Evidence([_peer_lost(0, 1)], lost=[0]).is_conclusive()
     assert not Evidence([_peer_lost(0, 1)], lost=[1, 0], exits={0: 1}).is_conclusive()
     assert not Evidence(lost=[1, 0], exits={0: -15}).is_conclusive()
+
+
+def test_a_rank_of_somebody_elses_torchrun_is_named_without_an_exit_code_made_up() -> None:
+    failure = who_went_first(Evidence(lost=[2, 0], knows_exits=False))
+    assert (failure.rank, failure.kind, failure.exit_code) == (2, "exited", None)
+    assert "its node's torchrun knows why" in failure.error

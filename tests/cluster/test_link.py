@@ -44,7 +44,7 @@ def _hello(token: str = _TOKEN, rank: int = 3) -> bytes:
 def _with_server(folder: Path, scene: Callable[[_Owner, str], Awaitable[Any]]) -> None:
     async def play() -> None:
         owner = _Owner()
-        server, address = await listen(folder, _TOKEN, owner)
+        server, address = await listen([folder], _TOKEN, owner)
         try:
             await asyncio.wait_for(scene(owner, address), 10)
         finally:

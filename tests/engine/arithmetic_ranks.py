@@ -102,6 +102,8 @@ class ArithmeticPool:
         self.configures: list[Configure] = []
         self.log: list[tuple[str, int]] = []
         """What passed, in order: ("step", rank) for each plan sent, ("token", rank) for each answer."""
+        self.experts = b""
+        """What each rank's experts claim to have done in every step (`labkit.measure.experts`)."""
         self.silent: set[int] = set()
         """Ranks that hang: they take everything and answer nothing."""
         self._configure: Configure | None = None
@@ -174,7 +176,7 @@ class ArithmeticPool:
             self.log.append(("token", rank))
             logprobs = [(-0.5, [(token, -0.5)]) for token in token_ids]
             self._answer(rank, Sampled(step.epoch, step.step_id, token_ids, logprobs, start_ns, end_ns))
-        self._answer(rank, StepStats(step.epoch, step.step_id, rank, start_ns, end_ns, b""))
+        self._answer(rank, StepStats(step.epoch, step.step_id, rank, start_ns, end_ns, b"", self.experts))
 
     def _answer(self, rank: int, message: object) -> None:
         decoded = messages.decode_rank_message(messages.encode(message))

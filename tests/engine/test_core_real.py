@@ -101,7 +101,7 @@ def truth(house: RealHouse) -> list[list[int]]:
     return house.run(one_by_one())
 
 
-@pytest.mark.parametrize("slug", ["tp1", "tp2", "dp2"])
+@pytest.mark.parametrize("slug", ["tp1", "tp2", "dp2", "pp2"])
 @pytest.mark.parametrize("fabric", ["shm", "gloo"])
 def test_every_layout_and_fabric_gives_the_same_greedy_tokens(
     house: RealHouse, truth: list[list[int]], slug: str, fabric: str
@@ -161,7 +161,7 @@ def test_a_model_that_needs_two_ranks_is_refused_on_one_and_stands_on_two(
     async def scenario() -> None:
         budget = await weights_of(house, "tp1") - MIB
         await house.engine.switch(settings("tp2", memory_per_rank=budget))
-        with pytest.raises(SwitchRefused, match=r"rank 0.*Layouts that fit: TP2\."):
+        with pytest.raises(SwitchRefused, match=r"rank 0.*Layouts that fit: TP2\b"):
             await house.engine.switch(settings("tp1", memory_per_rank=budget))
         assert house.engine.state()["layout"] == "tp2"
         assert await house.answers(prompts(6, 90), 24) == truth
@@ -179,6 +179,48 @@ def test_a_cancelled_request_leaves_nothing_behind(house: RealHouse) -> None:
         assert (await house.told_of(stream))["finish_reason"] == "abort"
         (replica,) = house.engine.state()["replicas"]
         assert (replica["running"], replica["kv_used_blocks"]) == (0, 0)
+
+    house.run(scenario())
+
+
+@pytest.mark.parametrize("num_tokens", [64, 512])
+def test_the_time_in_a_pipeline_is_accounted_for_through_its_stages(house: RealHouse, num_tokens: int) -> None:
+    """A prompt in chunks that follow each other, or in one; others decode beside it."""
+
+    async def scenario() -> None:
+        await house.engine.switch(settings("pp2", max_num_batched_tokens=num_tokens, prefix_cache=False))
+        others = [asyncio.create_task(read(house.ask(prompt, 30))) for prompt in prompts(3, 20)]
+        stream = house.ask(prompts(2, 400)[1], 20)
+        await read(stream)
+        await asyncio.gather(*others)
+        event = await house.told_of(stream)
+        for prefix, span in (
+            ("", event["first_end_ns"] - event["received_ns"]),
+            ("decode_", event["last_end_ns"] - event["first_end_ns"]),
+        ):
+            parts = [event[f"{prefix}{part}_ns"] for part in ("queue", "compute", "wait", "transfer")]
+            assert abs(sum(parts) - span) < 0.01 * span
+            assert parts[1] > 0 and parts[3] > 0
+        await house.engine.settle()
+        steps = [step for told in house.events if told["event"] == "steps" for step in told["steps"]]
+        first, last = zip(*[step.idle_ns for step in steps if step.layout == "pp2"], strict=True)
+        assert sum(first) == 0 < sum(last), "the last stage waits for the first, which waits for nobody"
+
+    house.run(scenario())
+
+
+def test_the_blocks_of_a_pipeline_are_those_of_its_poorest_stage(house: RealHouse) -> None:
+    """lab-5m in 2 and 4 layers: the last stage's blocks are twice as large."""
+
+    async def scenario() -> None:
+        await house.engine.switch(settings("pp2+split=2-4"))
+        weights = {record.rank: record.weights for record in house.engine.state()["memory"]}
+        budget = max(weights.values()) + 4 * MIB
+        await house.engine.switch(settings("pp2+split=2-4", memory_per_rank=budget))
+        per_layer = 16 * 2 * SPEC.num_kv_heads * SPEC.head_dim * 4
+        fit = [(budget - weights[rank]) // (per_layer * layers) - 1 for rank, layers in ((0, 2), (1, 4))]
+        (replica,) = house.engine.state()["replicas"]
+        assert replica["kv_total_blocks"] == min(fit) < max(fit)
 
     house.run(scenario())
 

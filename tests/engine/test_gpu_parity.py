@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from thread_ranks import ThreadRanks, serve
-from tiny_models import SMALL, continuation, make_checkpoint, prompts
+from tiny_models import MOE_FAMILIES, SMALL, continuation, make_checkpoint, prompts
 
 pytestmark = pytest.mark.gpu
 VOCAB = SMALL["vocab_size"]
@@ -16,6 +16,16 @@ VOCAB = SMALL["vocab_size"]
 @pytest.mark.parametrize("graphs", [False, True])
 def test_float32_gives_the_tokens_of_transformers(tmp_path: Path, graphs: bool) -> None:
     folder = make_checkpoint(tmp_path, "qwen3-qk-norm-own-head-dim")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    ranks = ThreadRanks(folder, graphs=graphs, device="cuda")
+    for seq in serve(ranks, prompts([1, 17, 40]), 8, budget=20):
+        assert seq.tokens == continuation(folder, seq.prompt, 8)[0]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_mixtures_of_experts_give_the_tokens_of_transformers(tmp_path: Path, family: str, graphs: bool) -> None:
+    folder = make_checkpoint(tmp_path, family)
     torch.backends.cuda.matmul.allow_tf32 = False
     ranks = ThreadRanks(folder, graphs=graphs, device="cuda")
     for seq in serve(ranks, prompts([1, 17, 40]), 8, budget=20):

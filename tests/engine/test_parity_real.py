@@ -17,6 +17,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, SMALL, continuation, make_checkpoint, prompts
 
+from labkit.cluster.nodes import Nodes
 from labkit.cluster.pool import Pool, PoolConfig
 from labkit.engine.core import Engine, EngineSettings, Output
 from labkit.engine.request import Request, SamplingParams
@@ -33,11 +34,12 @@ ASKED = prompts([1, 7, 8, 9, 30], seed=2) + [HEAD + tail for tail in prompts([5,
 class FourRanks:
     """One pool for the whole file; each family gets an engine of its own on it."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, nodes: Nodes | None = None) -> None:
         self.runner = asyncio.Runner()
         self.engine: Engine | None = None
         self.events: list[dict[str, Any]] = []
-        config = PoolConfig(num_ranks=4, threads=1, device="cpu", backend="gloo", run_dir=run_dir)
+        num_ranks = nodes.num_ranks if nodes else 4
+        config = PoolConfig(num_ranks, threads=1, device="cpu", backend="gloo", run_dir=run_dir, nodes=nodes)
         self.pool = Pool(
             config,
             lambda rank, message: self.engine.on_message(rank, message),
@@ -67,10 +69,13 @@ class FourRanks:
         return [first, *rest]
 
     def _tight_bytes(self, layout: Layout, spec: ModelSpec) -> int:
+        """The rank that needs most has room for just so many blocks, and a replica's pool is its poorest rank's."""
         assert self.engine is not None
-        weights = max(record.weights for record in self.engine.state()["memory"][: layout.world_size])
-        per_token = max(kv_bytes_per_token(layout, spec, rank, 4) for rank in range(layout.world_size))
-        return weights + NUM_BLOCKS * BLOCK_SIZE * per_token
+        num_tokens = NUM_BLOCKS * BLOCK_SIZE
+        return max(
+            record.weights + num_tokens * kv_bytes_per_token(layout, spec, record.rank, 4)
+            for record in self.engine.state()["memory"][: layout.world_size]
+        )
 
     async def _answer(self, index: int, prompt: list[int]) -> tuple[Request, list[Output]]:
         params = SamplingParams(NUM_NEW, temperature=0.0, ignore_eos=True, logprobs=SMALL["vocab_size"])

@@ -7,10 +7,12 @@ drive them: it gives out blocks, mixes prompt chunks with decodes, and keeps wha
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ import torch
 from torch import Tensor
 
 from labkit.engine.messages import AllocateKV, Configure, Configured, Sampled, SampleSpec, Step
+from labkit.engine.plan import StepPlan
 from labkit.engine.runner import Runner
 from labkit.layout import Layout
-from labkit.parallel.comm import Door, Group, Wire
+from labkit.parallel.comm import Door, Group, Pending, Wire
 from labkit.parallel.mesh import Mesh
 
 Sample = tuple[int, Any]
@@ -32,11 +35,20 @@ class Hub:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=30)
         self.places: list[Tensor | None] = [None] * size
+        self.parts: list[list[Tensor]] = [[]] * size
+        self.edges: defaultdict[tuple[int, int], SimpleQueue[Tensor]] = defaultdict(SimpleQueue)
 
     def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
         self.places[rank] = x.clone()
         self.barrier.wait()
         found = [place for place in self.places if place is not None]
+        self.barrier.wait()
+        return found
+
+    def exchange_parts(self, rank: int, parts: Sequence[Tensor]) -> list[list[Tensor]]:
+        self.parts[rank] = [part.clone() for part in parts]
+        self.barrier.wait()
+        found = list(self.parts)
         self.barrier.wait()
         return found
 
@@ -66,13 +78,14 @@ class ThreadWire(Wire):
         return torch.stack(self.hub.exchange(self.rank, x)).sum(0).chunk(self.size, dim)[self.rank]
 
     def all_to_all(self, parts: Any) -> Any:
-        raise NotImplementedError
+        return [theirs[self.rank] for theirs in self.hub.exchange_parts(self.rank, parts)]
 
-    def isend(self, x: Tensor, dst: int) -> Any:
-        raise NotImplementedError
+    def isend(self, x: Tensor, dst: int) -> Pending:
+        self.hub.edges[self.rank, dst].put(x.clone())
+        return Taken(None, None)
 
-    def irecv(self, x: Tensor, src: int) -> Any:
-        raise NotImplementedError
+    def irecv(self, x: Tensor, src: int) -> Pending:
+        return Taken(self.hub.edges[src, self.rank], x)
 
     def is_stale(self) -> bool:
         return False
@@ -81,6 +94,20 @@ class ThreadWire(Wire):
         self.hub.barrier.abort()
 
     def close(self) -> None: ...
+
+
+class Taken:
+    """A receive: `wait` takes the next tensor of its edge. A send is over when it is made."""
+
+    def __init__(self, edge: SimpleQueue[Tensor] | None, x: Tensor | None) -> None:
+        self.edge, self.x = edge, x
+
+    def wait(self) -> None:
+        if self.edge is not None and self.x is not None:
+            self.x.copy_(self.edge.get(timeout=30))
+
+    def advance(self) -> bool:
+        return True
 
 
 class ThreadWires:
@@ -125,7 +152,9 @@ class ThreadRanks:
         dtype: str = "float32",
         seed: int = 0,
         device: str = "cpu",
+        **options: Any,
     ) -> None:
+        """options: further fields of `Configure`."""
         self.layout, self.block_size = Layout.parse(layout), block_size
         wires: Any = ThreadWires()
         self.runners = [
@@ -137,7 +166,7 @@ class ThreadRanks:
             for rank in range(self.layout.world_size)
         ]
         configure = Configure(
-            1, layout, str(model), seed, dtype, memory_bytes, block_size, 512, 64, 1, "shm", True, graphs
+            1, layout, str(model), seed, dtype, memory_bytes, block_size, 512, 64, 1, "shm", True, graphs, **options
         )
         self.configured: list[Configured] = on_threads([lambda r=r: r.configure(configure) for r in self.runners])
         assert not any(c.error for c in self.configured), self.configured[0].error
@@ -145,12 +174,21 @@ class ThreadRanks:
         self.ready = on_threads([lambda r=r: r.allocate(AllocateKV(1, self.num_blocks)) for r in self.runners])
 
     def step(self, step: Step, replica: int = 0) -> Sampled:
-        ranks = self.layout.replica_ranks(replica)
-        results = on_threads([lambda r=self.runners[rank]: r.step(step) for rank in ranks])
-        sampled = [result[0] for result in results if result[0] is not None]
-        assert len(sampled) == 1, "one rank of a replica samples"
-        assert results[ranks.index(self.layout.sampling_rank(replica))][0] is sampled[0]
-        return sampled[0]
+        return self.step_together({replica: step})[replica]
+
+    def step_together(self, steps: dict[int, Step]) -> dict[int, Sampled]:
+        """Steps of several replicas at once; where replicas share experts, the others take part with none."""
+        if self.layout.attention_dp:
+            idle = StepPlan().to_message(1, 1)
+            steps = {replica: steps.get(replica, idle) for replica in range(self.layout.dp)}
+        ranks = [(rank, replica) for replica in steps for rank in self.layout.replica_ranks(replica)]
+        results = on_threads([lambda r=self.runners[rank], s=steps[of]: r.step(s) for rank, of in ranks])
+        answers = {}
+        for replica in steps:
+            sampled = {rank: got[0] for (rank, of), got in zip(ranks, results, strict=True) if of == replica and got[0]}
+            assert list(sampled) == [self.layout.sampling_rank(replica)], "one rank of a replica samples"
+            answers.update(dict.fromkeys([replica], *sampled.values()))
+        return answers
 
 
 def ints(values: Any) -> bytes:

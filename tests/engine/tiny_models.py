@@ -33,6 +33,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-window": ("Mistral", {"sliding_window": 20, "num_key_value_heads": 1}),
 }
 
+MOE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3-moe-dense-layer": (
+        "Qwen3Moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16,
+         "num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": True, "tie_word_embeddings": True},
+    ),
+    "qwen3-moe-unnormalised": (
+        "Qwen3Moe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16,
+         "decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
+    "qwen2-moe-shared": (
+        "Qwen2Moe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "shared_expert_intermediate_size": 48, "num_key_value_heads": 2},
+    ),
+}  # fmt: skip
+
 
 @cache
 def reference(folder: Path) -> Any:
@@ -45,7 +64,7 @@ def make_checkpoint(folder: Path, family: str, seed: int = 0, **changes: Any) ->
     """Saves the family's tiny model under `folder` and gives its path."""
     import transformers
 
-    name, options = FAMILIES[family]
+    name, options = (FAMILIES | MOE_FAMILIES)[family]
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **options, **changes})
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(seed)

@@ -99,14 +99,14 @@ def test_pcp_shares_out_a_prompt_and_repeats_weights_and_cache() -> None:
     assert ops(card(Layout(pcp=2), "pcp", step=DECODE)) == []
 
 
-def test_dcp_shares_out_the_copies_and_merges_by_log_sum_exp() -> None:
+def test_dcp_shares_out_the_copies_and_merges_them_by_maximum_and_sum() -> None:
     dcp = card(Layout(tp=8, dcp=2), "dcp")
     assert [(s.part, s.without_bytes, s.with_bytes * 2) for s in dcp.partitioned] == [
         ("kv", 5275648, 5275648)
     ]
     assert ops(dcp) == [
         ("all_gather", 8, 8 * 1 * 64 * 4),
-        ("all_gather", 8, 8 * 2 * 4),
+        ("all_gather", 8, 8 * 2 * 2 * 4),
         ("reduce_scatter", 8, 8 * 2 * 64 * 4),
     ]
     across = card(Layout(pcp=2, tp=2, dcp=2), "dcp")
@@ -120,7 +120,8 @@ def test_ep_gives_each_rank_whole_experts_and_exchanges_tokens_twice_a_layer() -
     ep = card(Layout(dp=2, tp=2, ep=4), "ep", spec)
     assert [(share.part, share.copies) for share in ep.partitioned] == [("experts", 1.0)]
     tokens = 4  # eight, of which each of two tp ranks sends its half
-    assert ops(ep) == [("all_to_all", 4, tokens * 2 * 256 * 4)] * 2
+    there, back = tokens * 2 * (256 + 1) * 4, tokens * 2 * 256 * 4
+    assert ops(ep) == [("all_to_all", 4, there), ("all_to_all", 4, back)]
     tp = card(Layout(dp=2, tp=2, ep=4), "tp", spec)
     assert ("all_gather", 4, tokens * 256 * 4) in ops(tp), "each rank's share of tokens comes back"
     assert ("all_reduce", 4, 8 * 256 * 4) in ops(tp), "attention alone is still summed"

@@ -4,6 +4,7 @@ neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -202,11 +203,11 @@ def test_the_engine_refuses_what_it_does_not_run_yet_apart_from_the_model() -> N
     assert check_layout(layout, DENSE)
     answer = check_layout(layout, DENSE, engine=True)
     assert not answer and not answer.model_reasons
-    assert "runs dp and tp; pp, sp can be planned, not run" in answer.engine_reasons[0]
+    assert f"runs {' and '.join(ENGINE_AXES)}; sp can be planned, not run" in answer.engine_reasons[0]
     assert {
         axis for near in answer.neighbours for axis in ("dp", "tp", "pp") if getattr(near, axis) > 1
     } <= set(ENGINE_AXES)
-    both = check_layout(Layout(pp=2, tp=3), DENSE, engine=True)
+    both = check_layout(Layout(pp=2, tp=3, sp=True), DENSE, engine=True)
     assert (
         both.model_reasons
         and both.engine_reasons
@@ -216,7 +217,7 @@ def test_the_engine_refuses_what_it_does_not_run_yet_apart_from_the_model() -> N
 
 def test_the_engine_refuses_models_it_cannot_run() -> None:
     cases = {
-        "qwen3_moe": MOE,
+        "deepseek_v3": SPECS["latent"],
         "unquantised": replace(DENSE, quantization=Quantization("fp8", 8, (0, 0))),
         "yarn": replace(DENSE, rope=replace(DENSE.rope, scaling=RopeScaling("yarn", 4.0))),
     }
@@ -260,10 +261,15 @@ def test_legal_and_refused_are_all_there_is() -> None:
 
 def test_what_a_two_rank_lab_offers() -> None:
     spec = load_spec("lab-30m")
-    assert [str(layout) for layout in legal_layouts(spec, 2, engine=True)] == ["TP1", "TP2", "DP2"]
-    assert [str(w) for w in legal_layouts(spec, 4, exact=True, engine=True)] == ["TP4", "DP4", "DP2×TP2"]
+
+    def of_three_axes(layouts: Iterable[Layout]) -> list[str]:
+        return [str(layout) for layout in layouts if layout.pcp == layout.dcp == layout.ep == 1]
+
+    assert of_three_axes(legal_layouts(spec, 2, engine=True)) == ["TP1", "TP2", "DP2", "PP2"]
+    fours = ["TP4", "DP4", "PP4", "DP2×TP2", "PP2×TP2", "DP2×PP2"]
+    assert of_three_axes(legal_layouts(spec, 4, exact=True, engine=True)) == fours
     greyed = dict(refused_layouts(spec, 2, up_to=4, engine=True))
-    assert set(map(str, greyed)) == {"TP3", "DP3", "TP4", "DP4", "DP2×TP2"}
+    assert set(of_three_axes(greyed)) == {"TP3", "DP3", "PP3", *fours}
     assert "8 query heads ÷ tp 3 = 2.67…" in greyed[Layout(tp=3)]
     assert greyed[Layout(dp=2, tp=2)].startswith("DP2×TP2 is not allowed: It needs dp 2 × tp 2 = 4 ranks")
 

@@ -11,10 +11,10 @@ from labkit.load.lengths import Lengths
 from labkit.load.schedule import make_schedule
 from labkit.load.workload import list_workloads, load_workload
 
-SHIPPED = ["chat", "long-prompts", "mixed", "shared-prefix", "small-engines-256"]
+SHIPPED = ["chat", "long-prompts", "mixed", "shared-prefix", "skewed-experts", "small-engines-256"]
 
 
-def test_the_five_workloads_ship():
+def test_the_six_workloads_ship():
     assert list_workloads() == SHIPPED
 
 
@@ -36,6 +36,16 @@ def test_the_published_set_has_its_published_totals():
     assert schedule.temperature == 0.6 and schedule.ignore_eos
 
 
+def test_skewed_prompts_are_made_of_the_given_ids_and_no_two_are_alike():
+    workload = load_workload("skewed-experts")
+    given = set(workload.parts[0].token_ids)
+    schedule = make_schedule(workload, num_requests=100, vocab_size=2048)
+    assert len(given) >= 4 and {int(token) for r in schedule.requests for token in r.prompt_ids} == given
+    assert len({tuple(request.prompt_ids.tolist()) for request in schedule.requests}) == 100
+    with pytest.raises(ValueError, match="vocabulary ends at 63"):
+        make_schedule(workload, num_requests=1, vocab_size=64)
+
+
 def test_the_published_set_is_not_scaled():
     with pytest.raises(ValueError, match="published set"):
         make_schedule(load_workload("small-engines-256"), length_scale=0.5)
@@ -52,6 +62,8 @@ def test_an_unknown_workload_lists_the_known_ones():
         ('name="x"\ntitle="x"\nparts=[]', "at least one"),
         ('name="x"\ntitle="x"\nspeed=3\nparts=[]', "speed"),
         ('name="x"\ntitle="x"\n[arrival]\nprocess="weibull"', "weibull"),
+        ('name="x"\ntitle="x"\n[[parts]]\ntoken_ids=[7]\n[parts.prompt_tokens]\nshape="constant"\ntokens=3\n'
+         '[parts.output_tokens]\nshape="constant"\ntokens=3', "two ids or more"),
         ("name=", "Invalid value"),
     ],
 )

@@ -28,7 +28,7 @@ def _ring(calls: list[tuple[int, int, int]], group: int = TP, num_bytes: int = 2
     """Rows of (seq, enter, exit)."""
     ring = Ring(64)
     for seq, enter, leave in calls:
-        ring.put(group, seq, _ALL_REDUCE, _TP, DECODE, seq // 2, num_bytes, enter, leave)
+        ring.put(group, seq, _ALL_REDUCE, _TP, DECODE, seq // 2 % 1000, num_bytes, enter, leave)
     return ring.drain()
 
 
@@ -96,6 +96,50 @@ def test_groups_are_matched_by_id_and_sequence_not_by_order():
     )
     assert merged.wait_ns == [20, 0, 0, 0] and merged.transfer_ns == [20, 20, 5, 6]
     assert merged.num_collectives == 2
+
+
+PP = group_id("pp", 0)
+
+
+def _edge(op: str, enter: int, leave: int, num_bytes: int = 4096, seq: int = 1 << 20) -> bytes:
+    """One row of a send or receive."""
+    ring = Ring(8)
+    ring.put(PP, seq, OP_CODES[op], AXIS_CODES["pp"], DECODE, -1, num_bytes, enter, leave)
+    return ring.drain()
+
+
+def test_a_receiver_that_is_early_is_idle_and_not_waiting():
+    """Stage 1 comes at 20, stage 0 sends at 100, it is there at 130: 80 of bubble, 30 of transfer."""
+    merged = merge([(0, 0, 110, _edge("send", 100, 104)), (1, 0, 200, _edge("recv", 20, 130))])
+    assert (merged.idle_ns, merged.wait_ns, merged.transfer_ns) == ([0, 80], [0, 0], [4, 30])
+    assert merged.compute_ns == [100 + 6, 20 + 70]
+    assert (merged.num_collectives, merged.collective_bytes) == (1, 4096)
+
+
+def test_a_sender_that_is_early_waits_only_as_long_as_its_call_took():
+    """It sends at 100 and goes on at 104; stage 1 comes at 150."""
+    merged = merge([(0, 0, 300, _edge("send", 100, 104)), (1, 0, 300, _edge("recv", 150, 160))])
+    assert (merged.idle_ns, merged.wait_ns, merged.transfer_ns) == ([0, 0], [4, 0], [0, 10])
+    assert merged.rows["last_enter_ns"].tolist() == [150, 150]
+
+
+def test_a_later_wait_for_a_send_is_no_second_entry():
+    rows = _edge("send", 100, 104) + _edge("send", 180, 210, num_bytes=0)
+    merged = merge([(0, 0, 300, rows), (1, 0, 300, _edge("recv", 20, 205))])
+    assert (merged.idle_ns, merged.wait_ns, merged.transfer_ns) == ([0, 80], [0, 0], [4 + 30, 105])
+    assert (merged.num_collectives, merged.collective_bytes) == (1, 4096)
+
+
+def test_an_edge_and_a_collective_of_one_number_are_two_calls():
+    both = [_ring([(1 << 20, 10 * rank, 50)], group=PP) for rank in (0, 1)]
+    merged = merge([(0, 0, 300, both[0] + _edge("send", 100, 104)), (1, 0, 300, both[1] + _edge("recv", 60, 110))])
+    assert merged.num_collectives == 2
+    assert (merged.wait_ns, merged.idle_ns) == ([10, 0], [0, 40])
+
+
+def test_a_receive_whose_sender_left_no_row_is_all_transfer():
+    merged = merge([(0, 0, 300, b""), (1, 0, 300, _edge("recv", 60, 110))])
+    assert (merged.idle_ns, merged.transfer_ns) == ([0, 0], [0, 50])
 
 
 def test_a_rank_without_rows_and_a_step_without_any():

@@ -31,6 +31,14 @@ for batch in range(count):
 """
 
 
+FIRST_STEP_COLUMNS = [
+    "run_id", "epoch", "step_id", "replica", "layout", "start_ns", "end_ns", "num_prefill_seqs", "num_decode_seqs",
+    "prefill_tokens", "context_tokens", "ranks", "rank_start_ns", "rank_end_ns", "compute_ns", "wait_ns",
+    "transfer_ns", "collective_bytes", "num_collectives",
+]  # fmt: skip
+"""What a step had in a store of version 1."""
+
+
 def _writer(path: Path, run_id: str, count: int) -> subprocess.Popen:
     command = [sys.executable, "-c", WRITER, str(path), run_id, str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
@@ -138,6 +146,23 @@ def test_a_store_of_a_newer_version_is_refused(tmp_path: Path):
         db.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     with pytest.raises(StoreError, match="newer labkit"):
         Store(path)
+
+
+def test_a_store_of_the_first_version_is_brought_up_and_keeps_its_steps(tmp_path: Path):
+    path = tmp_path / "store.sqlite"
+    with Store(path) as store:
+        store.add_steps([step(0, 9, [5, 6], [1, 0], [2, 2])])
+    with sqlite3.connect(path) as db:
+        names = [row[1] for row in db.execute("PRAGMA table_info(steps)")]
+        assert set(FIRST_STEP_COLUMNS) < set(names)
+        for name in set(names) - set(FIRST_STEP_COLUMNS):
+            db.execute(f"ALTER TABLE steps DROP COLUMN {name}")
+        db.execute("PRAGMA user_version=1")
+    with Store(path) as store:
+        store.add_steps([step(10, 19, [5, 6], [1, 0], [2, 2], step_id=1)])
+        old, new = store.step_records("r")
+        assert (old.idle_ns, old.in_flight_bytes) == ([], 0) and old.compute_ns == new.compute_ns
+        assert store._version() == SCHEMA_VERSION
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path):

@@ -3,6 +3,8 @@ test can make them too and compute in one process what must come out."""
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -11,9 +13,11 @@ from torch import Tensor
 from labkit.layout import Layout
 from labkit.measure.recorder import PREFILL, RING_DTYPE
 from labkit.parallel.comm import Door, Fabric, Group, PeerLost, Wire
+from labkit.parallel.expert import Exchange
 from labkit.parallel.fabric_shm import ShmFabric
 from labkit.parallel.fabric_torch import TorchFabric
 from labkit.parallel.mesh import Mesh, WireCache
+from labkit.parallel.pipeline import Boundary
 from labkit.parallel.shm_block import Patience
 from tests.parallel.team import Rank
 
@@ -238,3 +242,69 @@ def every_call_over_nccl(me: Rank) -> tuple[dict[str, list[Tensor]], dict[str, l
         "recv": [both[0]] if me.rank == 1 else [],
     }
     return {name: [x.cpu() for x in xs] for name, xs in got.items()}, want
+
+
+def exchange_experts(
+    me: Rank, fabric: str, placement: tuple[tuple[int, ...], ...], experts: list[list[int]], num_experts: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, list[int], int]:  # fmt: skip
+    """Expert e multiplies by e + 1: (what came back, experts of the rows computed here, bytes sent)."""
+    exchange = Exchange(group(me, fabric, 3), placement, num_experts, torch.device("cpu"))
+    mine = torch.tensor(experts[me.rank], dtype=torch.int64)
+    seen: list[int] = []
+    sent = 0
+
+    def compute(rows: Tensor, theirs: Tensor, sent_bytes: int) -> Tensor:
+        nonlocal sent
+        sent = sent_bytes
+        seen.extend(theirs.tolist())
+        assert set(seen) <= set(placement[me.rank])
+        return rows * (theirs.to(dtype) + 1).unsqueeze(1)
+
+    out = exchange(numbers(me.rank, (len(mine), 6), dtype), mine, compute)
+    return out, seen, sent
+
+
+def refuse_unknown_expert(me: Rank, placement: tuple[tuple[int, ...], ...], num_experts: int) -> None:
+    """Found by the sender, before anything is sent, so no rank is left waiting."""
+    exchange = Exchange(group(me, "shm", 3), placement, num_experts, torch.device("cpu"))
+    exchange(torch.zeros(2, 6), torch.tensor([1, 7]), lambda rows, experts, sent: rows)
+
+
+def _boundary(me: Rank, fabric: str, size: int) -> Boundary:
+    g = Group(me.rank, size, "pp", tuple(range(size)), wire=_wire(me, fabric, size), door=Door())
+    return Boundary(g, 1024, torch.float32, torch.device("cpu"))
+
+
+def two_stages(me: Rank, fabric: str, num_tokens: int) -> float | list[float]:
+    """Stage 0: seconds until two steps were sent. Stage 1, which comes late: what each step brought."""
+    boundary = _boundary(me, fabric, 2)
+    boundary.group.barrier()
+    if me.rank == 1:
+        time.sleep(0.5)
+        received = [boundary.receive(num_tokens) for _ in range(2)]
+        assert all(x is not None and bool((x == x[0, 0]).all()) for x in received)
+        boundary.group.barrier()
+        return [float(x[0, 0]) for x in received if x is not None]
+    began = time.monotonic()
+    for step in range(2):
+        boundary.send(torch.full((num_tokens, 1024), float(step)))
+    sent_s = time.monotonic() - began
+    while boundary.group.door.sending:  # as a worker does that waits for its next message
+        boundary.group.door.advance()
+        time.sleep(200e-6)
+    boundary.group.barrier()
+    return sent_s
+
+
+def three_stages(me: Rank, num_steps: int) -> list[float]:
+    boundary, came = _boundary(me, "shm", 3), []
+    for step in range(num_steps):
+        hidden = boundary.receive(4)
+        hidden = torch.full((4, 1024), 10.0 * step) if hidden is None else hidden + me.rank
+        if boundary.is_last:
+            came.append(float(hidden.mean()))
+        else:
+            boundary.send(hidden)
+    boundary.group.barrier()
+    return came

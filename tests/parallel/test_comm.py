@@ -19,9 +19,10 @@ def test_every_call_leaves_one_row_with_its_tags(team: Team) -> None:
         assert ops[:7] == [
             "all_reduce", "all_gather", "reduce_scatter", "gather", "broadcast", "all_to_all", "barrier",
         ]  # fmt: skip
-        assert ops[7:] == [("send", "recv")[rank]]
-        assert rows["bytes"].tolist() == [32, 32, 32, 32, 32, 64, 0, 32]
-        assert rows["seq"].tolist() == list(range(8))
+        assert ops[7:] == [["send", "send"], ["recv"]][rank], "the call, and the wait for it"
+        assert rows["bytes"].tolist() == [32, 32, 32, 32, 32, 64, 0, *[[32, 0], [32]][rank]]
+        assert rows["seq"][:7].tolist() == list(range(7))
+        assert set(rows["seq"][7:]) == {1 << 20}, "both ends number what passes from rank 0 to rank 1 alike"
         assert set(rows["group_id"]) == {group_id("tp", 5)} and set(rows["axis"]) == {AXIS_CODES["tp"]}
         assert set(rows["layer"]) == {3} and set(rows["phase"]) == {PREFILL}
         assert (rows["exit_ns"] >= rows["enter_ns"]).all()
