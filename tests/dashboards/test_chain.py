@@ -158,6 +158,16 @@ def test_a_dead_kernel_shows(visitor: Any, server: VoilaServer) -> None:
     assert "Reload the page" in banner.inner_text()
 
 
+def served_within(server: VoilaServer, seconds: float) -> bool:
+    """A kernel's process ends a moment before the server strikes it off its list."""
+    give_up = time.monotonic() + seconds
+    while server.get()[0] != 200:
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.2)
+    return True
+
+
 def test_beyond_the_cap_there_is_a_friendly_page_in_both_languages(server: VoilaServer, visit: Any) -> None:
     server.wait_for_kernels(0, 30)
     pages = [visit(800, 600).page for _ in range(2)]
@@ -175,7 +185,7 @@ def test_beyond_the_cap_there_is_a_friendly_page_in_both_languages(server: Voila
     for page in pages:
         leave(page)
     server.wait_for_kernels(0, 15)
-    assert server.get()[0] == 200
+    assert served_within(server, 10.0), "the places of those who left were not given back"
 
 
 def test_strangers_without_the_token_see_nothing(tmp_path: Path) -> None:
