@@ -71,11 +71,11 @@ class Picture:
         }
 
     def layouts(self) -> list[dict[str, Any]]:
-        """The legal ones, then those of up to twice the ranks that are not, and why not."""
+        """The legal ones, then those that one would try next and that are not, and why not."""
         if self._layouts is None:
             legal = [(layout, "") for layout in legal_layouts(self._spec, self.num_ranks, engine=True)]
             refused = refused_layouts(self._spec, self.num_ranks, up_to=2 * self.num_ranks, engine=True)
-            choice = legal + refused
+            choice = legal + [(layout, reason) for layout, reason in refused if _is_likely(layout)]
             self._layouts = [self._layout_entry(layout, reason) for layout, reason in choice]
         return self._layouts
 
@@ -161,6 +161,15 @@ def _parts(layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int) -> list
         }
         for (part, index, of, copies), num_bytes in sums.items()
     ]
+
+
+def _is_likely(layout: Layout) -> bool:
+    """One axis of data, pipeline or tensor parallelism, and the products of data and tensor.
+
+    Every refused product of six axes would be hundreds; `labkit layouts` lists them all.
+    """
+    split = {axis for axis in ("dp", "pp", "pcp", "tp", "dcp", "ep") if getattr(layout, axis) > 1}
+    return split in ({"dp"}, {"pp"}, {"tp"}, {"dp", "tp"})
 
 
 def _kv_part(layout: Layout, spec: ModelSpec, rank: int) -> dict[str, Any]:
