@@ -75,12 +75,14 @@ export class Controls {
   set(change) {
     Object.assign(this.want, change);
     this.touched = true;
-    if (!this.isActive) return;
+    if (!this.isActive && !this.isAsked) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.ctx.send({ type: "change", ...this.want }), "layout" in change ? SWITCH_DELAY_MS : 0);
   }
 
+  /** `isAsked` bridges the moment between a start and the first frame that shows it: a choice made there counts. */
   startOrStop() {
+    this.isAsked = !this.isActive;
     this.ctx.send(this.isActive ? { type: "stop" } : { type: "start", ...this.want });
   }
 
