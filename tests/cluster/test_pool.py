@@ -83,7 +83,8 @@ def test_idle_ranks_use_no_cpu(two: Harness) -> None:
     ranks = [psutil.Process(pid) for pid in two.pool.pids.values()]
     before = [sum(rank.cpu_times()[:2]) for rank in ranks]
     two.rest(2.0)
-    assert [sum(rank.cpu_times()[:2]) for rank in ranks] == pytest.approx(before, abs=0.011)
+    used = [sum(rank.cpu_times()[:2]) - was for rank, was in zip(ranks, before, strict=True)]
+    assert max(used) < 0.2, "one that spins would have used 2 s"
 
 
 @pytest.mark.engine
