@@ -56,7 +56,9 @@ def test_the_first_token_comes_with_its_kv_or_before_it(first_token: str) -> Non
         assert piece.token_ids + await read(stream) == expected(stream)
         (times,) = await house.settled(1)
         assert (times["released_ns"] > 0) == (first_token == "decode")
-        assert times["handoff_ns"] >= 0.1e9 and times["decode_queue_ns"] < 0.1e9
+        assert times["handoff_ns"] >= 0.1e9
+        after_first = times["last_end_ns"] - times["first_end_ns"]
+        assert times["handoff_ns"] + times["decode_queue_ns"] <= after_first, "no time is counted twice"
 
     in_house(scenario, pools("prefill:tp1,decode:tp1", first_token=first_token))
 
