@@ -111,7 +111,7 @@ def test_who_goes_away_before_the_transfer_gives_both_pools_their_blocks_back() 
         await house.engine.switch(pools("prefill:tp1,decode:tp1"))
         first, second = house.ask("first", 20, 16), house.ask("second", 20, 16)
         async with asyncio.timeout(5):
-            while house.engine.state()["replicas"][1]["waiting"] != 1:
+            while [house.engine.state()["replicas"][1][what] for what in ("running", "waiting")] != [1, 1]:
                 await asyncio.sleep(0.001)
         house.engine.cancel("second")
         assert house.engine.state()["replicas"][1]["waiting"] == 0
