@@ -42,20 +42,31 @@ def hard_settings(layout: Layout, memory_per_rank: int = 2**26, **others: object
     )  # fmt: skip
 
 
-def tight_bytes(folder: Path, layout: Layout) -> int:
-    """A budget with which the rank that needs most has room for NUM_BLOCKS blocks, one of them for padding."""
-    spec, num_tokens = load_spec(folder), NUM_BLOCKS * BLOCK_SIZE
-    return max(
-        sum(rank_memory(layout, spec, rank, 4).values()) + num_tokens * kv_bytes_per_token(layout, spec, rank, 4)
-        for rank in range(layout.world_size)
-    )
+def kv_bytes(folder: Path, layout: Layout, rank: int) -> int:
+    """Room for NUM_BLOCKS blocks, one of them for padding."""
+    return NUM_BLOCKS * BLOCK_SIZE * kv_bytes_per_token(layout, load_spec(folder), rank, 4)
+
+
+async def tight_bytes(ranks: RealRanks, folder: Path, layout: Layout) -> int:
+    """A budget that leaves the rank which needs most just that room.
+
+    A tied head may be laid out apart from the embedding, as the machine likes it, so then the ranks are asked.
+    """
+    spec = load_spec(folder)
+    if spec.tie_word_embeddings:
+        await ranks.stand(str(folder), hard_settings(layout))
+        told = {record.rank: record.weights for record in ranks.engine.state()["memory"]}
+    else:
+        told = {rank: sum(rank_memory(layout, spec, rank, 4).values()) for rank in range(layout.world_size)}
+    return max(told[rank] + kv_bytes(folder, layout, rank) for rank in range(layout.world_size))
 
 
 def serve(ranks: RealRanks, folder: Path, layout: Layout, **others: object) -> list[Answer]:
     """The batch under the layout, after one prompt alone that leaves its blocks behind for those that begin alike."""
 
     async def scenario() -> list[Answer]:
-        await ranks.stand(str(folder), hard_settings(layout, tight_bytes(folder, layout), **others))
+        memory_per_rank = await tight_bytes(ranks, folder, layout)
+        await ranks.stand(str(folder), hard_settings(layout, memory_per_rank, **others))
         ranks.events.clear()
         return [await answer(ranks, HEAD), *await answer_all(ranks, ASKED)]
 

@@ -44,18 +44,16 @@ def num_tokens(step: StepRecord) -> int:
 
 
 def check_experts(steps: Sequence[StepRecord], spec: ModelSpec, layout: Layout) -> None:
-    """Every token goes to top_k experts in each MoE layer, and every row of it is computed somewhere, once."""
+    """Every token goes to top_k experts in each MoE layer, and is told once, wherever its rows are computed."""
     assert spec.moe is not None
     num_moe = sum(spec.is_moe_layer(layer) for layer in range(spec.num_layers))
     for step in steps:
         assert sum(step.expert_tokens) == num_tokens(step) * num_moe * spec.moe.top_k
         assert len(step.expert_ns) == len(step.expert_wait_ns) == len(step.ranks) and step.num_dropped == 0
-    routed = sum(sum(step.expert_tokens) for step in steps)
-    rows = sum(sum(step.expert_rows) for step in steps)
-    if layout.ep > 1:
-        assert rows == routed
-    elif layout.pcp == 1:  # else decodes are computed by every pcp rank, prompts by one
-        assert rows == routed * layout.tp
+    decodes = layout.pcp  # each is computed on every pcp rank
+    tokens = sum(step.prefill_tokens + decodes * step.num_decode_seqs for step in steps)
+    cuts = layout.tp if layout.ep == 1 else 1
+    assert sum(sum(step.expert_rows) for step in steps) == tokens * num_moe * spec.moe.top_k * cuts
     sent = sum(sum(step.expert_sent_bytes) for step in steps)
     waited = sum(sum(step.expert_wait_ns) for step in steps)
     assert (sent > 0, waited > 0) == (layout.ep > 1, layout.ep > 1)

@@ -12,13 +12,13 @@ import pytest
 from every_layout import make_kinds
 from test_parity import NUM_NEW, assert_same
 from thread_ranks import ThreadRanks, serve
-from tiny_models import SMALL, prompts
+from tiny_models import SMALL, make_checkpoint, prompts
 
 CASES = {
-    "dense": ["pp3+split=1-1-2", "pp2xtp2", "pp2xpcp2+ring", "pp2xtp4xdcp2"],
-    "tied": ["pp4", "dp2xpp2", "pp2xpcp2xdcp2+ring", "pcp2xtp2xdcp4"],
-    "experts": ["pp2xtp4xdcp2xep4", "pcp2xtp2xdcp2xep4+ring"],
-    "shared-experts": ["pp2xpcp2xep2+ring", "pp2xtp2xep2+split=3-1"],
+    "dense": ["pp3+split=1-1-2", "pp2xtp2", "pp2xpcp2+ring", "dp2xpcp2xdcp2"],
+    "tied": ["pp4", "pp2xtp2xdcp2", "pp2xpcp2xdcp2+ring", "pcp2xtp2xdcp4"],
+    "experts": ["pcp2xtp2xdcp2xep4+ring", "pp2xpcp2xep2"],
+    "shared-experts": ["pp2xtp2xdcp2xep2+split=3-1", "pp2xpcp2xdcp2xep2+ring"],
 }
 
 
@@ -35,3 +35,10 @@ def test_axes_go_together(folders: dict[str, Path], kind: str, layout: str) -> N
     assert_same(folders[kind], serve(ranks, asked[:5], NUM_NEW, budget=16, logprobs=SMALL["vocab_size"]))
     shared = [asked[0], asked[5]]
     assert_same(folders[kind], serve(ranks, shared, NUM_NEW, shared=2, logprobs=SMALL["vocab_size"]))
+
+
+def test_positions_are_shared_out_over_pcp_also_where_every_kv_head_has_its_own_rank(tmp_path: Path) -> None:
+    """tp 4 × pcp 2 × dcp 2 of 8 KV heads: the two copies of each are those of the pcp ranks."""
+    folder = make_checkpoint(tmp_path, "llama-untied-biases", num_key_value_heads=8)
+    ranks = ThreadRanks(folder, "tp4xpcp2xdcp2")
+    assert_same(folder, serve(ranks, prompts([1, 17, 9]), NUM_NEW, budget=16, logprobs=SMALL["vocab_size"]))
