@@ -17,17 +17,20 @@ from labkit.cluster.nodes import Nodes
 from labkit.cluster.pool import Pool, PoolConfig
 from labkit.engine.core import Engine, EngineSettings, RequestStream
 from labkit.engine.request import Request, SamplingParams
+from labkit.engine.watchdog import STEP_TIMEOUT_S
 from labkit.measure.records import StepRecord
 from labkit.model.spec import load_spec
 
 
 class RealRanks:
-    """nodes: the ranks stand on emulated nodes instead of one."""
+    """nodes: the ranks stand on emulated nodes instead of one. step_timeout_s: of the engine."""
 
-    def __init__(self, run_dir: Path, num_ranks: int = 4, nodes: Nodes | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, num_ranks: int = 4, nodes: Nodes | None = None, step_timeout_s: float = STEP_TIMEOUT_S
+    ) -> None:
         self._runner = asyncio.Runner()
         self._engine: Engine | None = None
-        self._num_asked = 0
+        self._num_asked, self._step_timeout_s = 0, step_timeout_s
         self.events: list[dict[str, Any]] = []
         num_ranks = nodes.num_ranks if nodes else num_ranks
         config = PoolConfig(num_ranks, threads=1, device="cpu", backend="gloo", run_dir=run_dir, nodes=nodes)
@@ -56,7 +59,10 @@ class RealRanks:
     async def stand(self, model: str, settings: EngineSettings) -> None:
         """The model (a name or a folder) under these settings, on warm ranks where there are any."""
         if self._engine is None or self._engine.model != model:
-            self._engine = Engine(self.pool, model, load_spec(model), self.events.append, check=True)
+            self._engine = Engine(
+                self.pool, model, load_spec(model), self.events.append,
+                step_timeout_s=self._step_timeout_s, check=True,
+            )  # fmt: skip
             await self._engine.start(settings)
         else:
             await self.ready()

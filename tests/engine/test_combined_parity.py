@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from every_layout import make_kinds
-from test_parity import NUM_NEW, assert_same
+from test_parity import NUM_NEW
 from thread_ranks import ThreadRanks, serve
-from tiny_models import SMALL, make_checkpoint, prompts
+from tiny_models import SMALL, assert_same, make_checkpoint, prompts
 
 CASES = {
     "dense": ["pp3+split=1-1-2", "pp2xtp2", "pp2xpcp2+ring", "dp2xpcp2xdcp2"],

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from thread_ranks import Served, ThreadRanks, make_step, serve
-from tiny_models import SMALL, continuation, make_checkpoint, prompts
+from thread_ranks import ThreadRanks, make_step, serve
+from tiny_models import SMALL, assert_same, make_checkpoint, prompts
 
 from labkit.engine.messages import SampleSpec
 from labkit.layout import Layout, StepShape, block_tokens, query_loads, step_card, stored_block
@@ -38,15 +37,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], P
         for family in ("llama-untied-biases", "mistral-window")
         for heads in (1, 2)
     }
-
-
-def assert_same(folder: Path, seqs: list[Served]) -> None:
-    for seq in seqs:
-        tokens, logprobs = continuation(folder, seq.prompt, len(seq.tokens))
-        assert seq.tokens == tokens, f"a prompt of {len(seq.prompt)}"
-        for ours, theirs in zip(seq.logprobs, logprobs, strict=True):
-            row = torch.tensor([ours[token] for token in range(len(theirs))])
-            assert (row - theirs).abs().max() < 1e-4, f"a prompt of {len(seq.prompt)}"
 
 
 def critical_lengths(layout: str) -> list[int]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import LENGTHS, NUM_NEW, assert_same
+from test_parity import LENGTHS, NUM_NEW
 from thread_ranks import Served, ThreadRanks, on_threads, serve
-from tiny_models import MOE_FAMILIES, SMALL, continuation, make_checkpoint, prompts
+from tiny_models import MOE_FAMILIES, SMALL, assert_same, continuation, make_checkpoint, prompts
 
 from labkit.engine.messages import Sampled, Step
 from labkit.layout import Layout, check_layout, place_experts, rank_memory

@@ -110,3 +110,14 @@ def _continuation(folder: Path, prompt: tuple[int, ...], num_new: int) -> tuple[
     )  # fmt: skip
     logits = model(ids).logits[0, len(prompt) - 1 : -1]
     return ids[0, len(prompt) :].tolist(), torch.log_softmax(logits.float(), -1)
+
+
+def assert_same(folder: Path, seqs: Sequence[Any], tolerance: float = 1e-4) -> None:
+    """Each has `prompt`, `tokens` and, a step each, `logprobs` of all tokens: as transformers has them."""
+    for seq in seqs:
+        what = f"a prompt of {len(seq.prompt)}"
+        tokens, logprobs = continuation(folder, seq.prompt, len(seq.tokens))
+        assert seq.tokens == tokens, what
+        for ours, theirs in zip(seq.logprobs, logprobs, strict=True):
+            row = torch.tensor([ours[token] for token in range(len(theirs))])
+            assert (row - theirs).abs().max() < tolerance, what
