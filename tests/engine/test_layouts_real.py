@@ -41,7 +41,7 @@ LAYOUTS = {
 }
 CASES = [(family, slug) for family, slugs in LAYOUTS.items() for slug in slugs]
 CAPACITIES = [
-    ("mixtral", "pcp2", "pcp2xdcp2"),
+    ("llama-untied-biases", "pcp2", "pcp2xdcp2"),
     ("llama-tied-llama3-rope", "tp4", "tp4xdcp2"),
     ("mistral-window", "tp2", "tp2xdcp2"),
 ]
