@@ -156,7 +156,7 @@ class MoeMlp:
         most = capacity_of(self.capacity, len(x), self.top_k, self.num_experts)
         rows = sort_rows(experts.flatten(), self.num_experts, most)
         if self.meter is not None and self.meter.num_own_tokens is not None:
-            rows = _counted(rows, experts[: max(0, self.meter.num_own_tokens - first)], self.num_experts)
+            rows = told_of_first(rows, experts[: max(0, self.meter.num_own_tokens - first)], self.num_experts)
         given = x.index_select(0, rows.order // self.top_k)
         out = self._served(given, rows) if rows.slots is None else self._served_padded(given, rows, rows.slots, most)
         outs = rows.unsorted(out).view(len(x), self.top_k, x.shape[1])
@@ -194,7 +194,7 @@ class MoeMlp:
         return found
 
 
-def _counted(rows: Rows, experts: Tensor, num_experts: int) -> Rows:
+def told_of_first(rows: Rows, experts: Tensor, num_experts: int) -> Rows:
     """`rows`, telling of the first tokens only: experts [those tokens, top_k]."""
     num_kept = int((rows.order < experts.numel()).sum())
     told_here = experts.numel() - num_kept

@@ -64,7 +64,7 @@ def test_each_critical_length_alone(folders: dict[tuple[str, int], Path], layout
         assert_same(folder, serve(ranks, [prompt], 3, budget=4, logprobs=SMALL["vocab_size"]))
 
 
-@pytest.mark.parametrize("layout", ["pcp2", "pcp2+ring", "pcp4", "tp4xdcp2", "pcp2xdcp2", "tp2xpcp2xdcp4"])
+@pytest.mark.parametrize("layout", ["pcp2", "pcp2+ring", "pcp4", "tp4xdcp2", "tp4xdcp4", "pcp2xdcp2", "tp2xpcp2xdcp4"])
 def test_a_context_of_4096(folders: dict[tuple[str, int], Path], layout: str) -> None:
     folder = folders["llama-untied-biases", HEADS_OF[layout]]
     ranks = ThreadRanks(folder, layout, block_size=16, memory_bytes=16 << 20)
