@@ -19,6 +19,7 @@ from labkit.cluster.nodes import why_not
 from labkit.lab import Lab
 from labkit.server.client import ServerError
 from labkit.server.discovery import Found, start_detached
+from labkit.server.streams import Event
 from labkit.teach.lesson import Lesson
 from labkit.teach.reference import ReferenceCase
 
@@ -58,11 +59,15 @@ def own_lab(**serve: Any) -> Iterator[Lab]:
         env = {"LABKIT_RUNTIME": folder, "LABKIT_LINGER_S": str(_LINGER_S)}
         found = start_detached(serve, env, Path(folder) / "server.log")
         try:
-            with Lab(found.client()) as lab:
+            with Lab(found.client()) as lab, contextlib.closing(lab.client.events(_ignore, ["lease"])):
                 lab.wait_ready()
                 yield lab
         finally:
             _end(found)
+
+
+def _ignore(event: Event) -> None:
+    """Somebody listens for as long as the block lasts: so the server stays, whatever the reader does in it."""
 
 
 def _end(found: Found) -> None:

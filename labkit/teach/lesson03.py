@@ -19,7 +19,8 @@ from labkit.lab import Run
 from labkit.layout import Layout, ModelProfile, PartCost, StepShape, balance_stages, step_card
 from labkit.load.lengths import Lengths
 from labkit.load.workload import Part, Workload
-from labkit.measure.breakdown import phase_of
+from labkit.measure.breakdown import phase_of, step_share
+from labkit.measure.metrics import Window
 from labkit.measure.records import StepRecord
 from labkit.teach.beside import beside, two_nodes
 from labkit.teach.checks import Check, Problem, show_check
@@ -210,8 +211,12 @@ def fill_and_drain(num_chunks: int, num_stages: int) -> float:
 
 
 def transfer_share(run: Run, phase: str = "prefill") -> float:
-    """Of the ranks' time while a step of that phase was under way: in transfers, by the recorder."""
-    return float(run.summary["step_share"]["by_phase"][phase]["transfer"])
+    """Of the ranks' time while a step of that phase was under way: in transfers, by the recorder.
+
+    Over all steps of the run, those of the last request too, which a run's own window leaves out.
+    """
+    whole = Window(0, max(step.end_ns for step in run.step_records))
+    return float(step_share(run.step_records, whole)["by_phase"][phase]["transfer"])
 
 
 # ---- the same prompts over several paths

@@ -56,6 +56,14 @@ def test_a_prompts_chunks_are_one_prefill_and_a_decode_ends_it():
     assert lesson03.prompt_idle(run(overlapping + [step(3, 100, (10, 10), 128)])) == pytest.approx((1 / 3 + 1 / 2) / 2)
 
 
+def test_the_transfer_share_is_of_all_prefill_steps_and_no_others():
+    """20 ms on two ranks, 1 ms of it in transfer on one of them; the decode step does not count."""
+    steps = [step(0, 0, (10, 10), 128), step(1, 20, (1, 9))]
+    found = run(steps, window={"start_ns": 0, "end_ns": 0})
+    assert lesson03.transfer_share(found) == pytest.approx(1 / 40)
+    assert lesson03.transfer_share(found, "decode") == pytest.approx(1 / 20)
+
+
 @pytest.mark.parametrize(("layout", "messages"), [("tp2", 17), ("pp2", 1)])
 def test_the_link_needs_at_least_the_time_for_what_a_rank_sends(layout: str, messages: int):
     case = ReferenceCase()
