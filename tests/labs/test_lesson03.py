@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,23 @@ def test_where_no_nodes_can_be_made_one_sentence_says_so(
     with beside.two_nodes(None) as far:  # type: ignore[arg-type]  # it is not looked at
         assert far is None
     assert "stays unmeasured: --nodes needs root" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("says", "skips"), [("the nodes could not be made: no rights; or …", True), ("no KV", False)])
+def test_a_kernel_that_makes_no_nodes_is_told_and_other_failures_are_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], says: str, skips: bool
+):
+    @contextlib.contextmanager
+    def fails(*_: Any, **__: Any) -> Iterator[None]:
+        raise ServerError(says)
+        yield
+
+    monkeypatch.setattr(beside, "why_not", lambda: "")
+    monkeypatch.setattr(beside, "beside", fails)
+    expected = contextlib.nullcontext() if skips else pytest.raises(ServerError, match="no KV")
+    with expected, beside.two_nodes(None) as far:  # type: ignore[arg-type]  # it is not looked at
+        assert far is None
+    assert ("no rights" in capsys.readouterr().out) == skips
 
 
 def _parent(pid: int) -> int:
