@@ -227,7 +227,7 @@ Measured = dict[tuple[str, int], Run]
 
 def measure_prompts(lesson: Lesson, where: str, lengths: Sequence[int], **settings: Any) -> Measured:
     """TP2 and PP2 on prompts of each length, one at a time, on the lesson's server."""
-    load = {"concurrency": 1, "num_requests": lesson.size(1, 16), "settings": settings}
+    load: dict[str, Any] = {"concurrency": 1, "num_requests": lesson.size(1, 16), "settings": settings}
     return {
         (layout, tokens): lesson.run(layout, prompts_of(tokens), label=f"{layout}, {tokens} tokens, {where}", **load)
         for layout in ("tp2", "pp2")
