@@ -1,4 +1,4 @@
-"""Rows shared out over four real ranks under torchrun: ragged, in chunks, with a prefix found and sequences preempted."""
+"""Rows shared out over four real ranks: ragged, in chunks, with a prefix found and sequences preempted."""
 
 from __future__ import annotations
 
