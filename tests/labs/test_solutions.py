@@ -56,6 +56,9 @@ MISTAKES = [
     ("01", "lambda prompt, load, free, cached: load + prompt - cached"),
     ("01", "lambda prompt, load, free, cached: -cached"),
     ("02", "lambda x, up, down, tp: [np.maximum(x @ up, 0) @ down / tp] * tp"),
+    ("04", "lambda shares: sum(w for _, _, w in shares) / sum(t for _, t, _ in shares)[:, None]"),
+    ("04", "lambda shares: sum(w / t[:, None] for _, t, w in shares) / len(shares)"),
+    ("04", "lambda shares: (sum(np.exp(m) * w.T for m, _, w in shares) / sum(np.exp(m) * t for m, t, _ in shares)).T"),
 ]
 
 
@@ -75,7 +78,8 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
-        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02; from labkit.show import figures;"
+        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson04;"
+        "from labkit.show import figures, figures_context;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
