@@ -27,6 +27,7 @@ from labkit.teach.checks import Check, Problem, show_check
 from labkit.teach.html import Table
 from labkit.teach.lesson import Lesson
 from labkit.teach.operations import Operation, five_questions, largest_steps, operations
+from labkit.teach.reference import ReferenceCase
 
 __all__ = ["beside", "five_questions", "operations"]
 
@@ -204,16 +205,16 @@ def traffic_table(runs: dict[str, Run], phase: str, axis: str, without: Sequence
     return Table(f"What crosses on {axis} in a {phase} step of {size} rows", columns, rows, [remark])
 
 
-def expected_sums(case: Any, run: Run, phase: str, axis: str, name: str) -> int:
-    """How many operations of that name the card has for the run's largest steps."""
+def expected(case: ReferenceCase, run: Run, phase: str, axis: str) -> int:
+    """How many operations of an axis the card has for one of the largest steps."""
     shape, _ = largest_steps(run, phase)
     cards = {c.axis: c for c in step_card(Layout.parse(run.summary["layout"]), case.spec, shape, case.dtype_bytes)}
-    return sum(op.count for op in cards[axis].ops if op.operation == name)
+    return sum(op.count for op in cards[axis].ops)
 
 
-def per_step(run: Run, phase: str, axis: str, name: str = "") -> float:
-    """Operations of an axis in one of the largest steps."""
-    return sum(op.per_step for op in operations(run, phase, axis) if not name or op.name == name)
+def per_step(run: Run, phase: str, axis: str) -> float:
+    """Operations of an axis that one of the largest steps had."""
+    return sum(op.per_step for op in operations(run, phase, axis))
 
 
 # ---- capacity

@@ -122,8 +122,11 @@ def test_operations_are_those_of_one_rank_in_the_largest_steps():
     assert found == {"reduce_scatter": (17, 131072), "all_gather": (17, 65536), "gather": (1, 16384)}
     sums = [op for op in operations.operations(run, "prefill", "tp") if op.name != "gather"]
     assert lesson04.summed(sums, 2) == 2 * 17 * 65536, "half of the rows, twice"
-    assert lesson04.per_step(run, "decode", "tp", "all_gather") == 17
-    assert lesson04.expected_sums(ReferenceCase(), run, "prefill", "tp", "reduce_scatter") == 17
+    assert lesson04.per_step(run, "decode", "tp") == 34
+    assert lesson04.per_step(run, "prefill", "tp") == lesson04.expected(ReferenceCase(), run, "prefill", "tp") == 35
+    rows = lesson04.traffic_table({"TP2+sp": run}, "prefill", "tp").rows
+    assert [row[1:4] for row in rows] == [["all_gather", "17", "65,536 B"], ["reduce_scatter", "17", "131,072 B"]]
+    assert rows[0][4] == "2,176.0 KiB"
     with pytest.raises(ValueError, match="no pure decode step"):
         operations.largest_steps(recorded("tp2", [step(0, 8, 0)], []), "decode")
 
