@@ -59,6 +59,9 @@ MISTAKES = [
     ("03", "lambda stage_ms, k: [1 - min(k, len(stage_ms)) / len(stage_ms)] * len(stage_ms)"),
     ("03", "lambda stage_ms, k: [1 - ms / max(stage_ms) for ms in stage_ms]"),
     ("03", "lambda stage_ms, k: [1 - k * ms / sum(stage_ms) for ms in stage_ms]"),
+    ("04", "lambda shares: sum(w for _, _, w in shares) / sum(t for _, t, _ in shares)[:, None]"),
+    ("04", "lambda shares: sum(w / t[:, None] for _, t, w in shares) / len(shares)"),
+    ("04", "lambda shares: (sum(np.exp(m) * w.T for m, _, w in shares) / sum(np.exp(m) * t for m, t, _ in shares)).T"),
 ]
 
 
@@ -78,8 +81,8 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
-        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson03;"
-        "from labkit.show import figures, figures_pipeline;"
+        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson03, lesson04;"
+        "from labkit.show import figures, figures_context, figures_pipeline;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
