@@ -50,12 +50,21 @@ def test_the_importable_solution_passes(path: Path, index: int):
     assert outcome(path, f"from labkit.teach.lesson{path.stem[:2]} import {name}", check)
 
 
+_SENT = (
+    "lambda source, expert, owner, n, hidden, size: [["
+    "sum({there} * ((s, owner[e]) == (a, b)) + {back} * ((owner[e], s) == (a, b)) for s, e in zip(source, expert))"
+    " * ({where}) for b in range(n)] for a in range(n)]"
+)
 MISTAKES = [
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / len(at))"),
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / max(1, sum(k) - 1))"),
     ("01", "lambda prompt, load, free, cached: load + prompt - cached"),
     ("01", "lambda prompt, load, free, cached: -cached"),
     ("02", "lambda x, up, down, tp: [np.maximum(x @ up, 0) @ down / tp] * tp"),
+    ("05", _SENT.format(there="(hidden + 1) * size", back="hidden * size", where="True")),  # what stays at home counts
+    ("05", _SENT.format(there="hidden * size", back="hidden * size", where="a != b")),  # no label
+    ("05", _SENT.format(there="(hidden + 1) * size", back="(hidden + 1) * size", where="a != b")),  # a label back
+    ("05", _SENT.format(there="(hidden + 1) * size", back="0", where="a != b")),  # nothing comes back
 ]
 
 
@@ -76,6 +85,7 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
         "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02; from labkit.show import figures;"
+        "from labkit.teach import lesson05; from labkit.show import figures_experts;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
