@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from labkit.lab import Lab, connect
+from labkit.paths import runtime_dir
 from labkit.server.client import EventStream, ServerClient, ServerError
 from labkit.server.discovery import ServesOther, find, start_detached
 
-_LINGER_S = 30.0
+_LINGER_S, _END_S = 30.0, 15.0
 
 
 def lab_for(serve: Mapping[str, Any]) -> tuple[Lab, str]:
@@ -38,7 +42,8 @@ class _Own:
     """One server that is there as long as this object is: an open event stream keeps it from leaving."""
 
     def __init__(self, serve: Mapping[str, Any]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="labkit-own-"))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"own-{os.getpid()}-", dir=runtime_dir()))
         env = {"LABKIT_RUNTIME": str(self._folder), "LABKIT_LINGER_S": str(_LINGER_S)}
         try:
             found = start_detached(serve, env, self._folder / "server.log")
@@ -56,11 +61,28 @@ class _Own:
             return False
 
     def end(self) -> None:
+        """Returns when it is gone, and its folder with it."""
         atexit.unregister(self.end)
         self._stream.close()
+        until = time.monotonic() + _END_S
         with contextlib.suppress(ServerError):
             self.client.shutdown()
+            while time.monotonic() < until:
+                self.client.health()
+                time.sleep(0.05)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _sweep() -> None:
+    """Folders of kernels that were killed, once their servers have left too."""
+    import psutil
+
+    for folder in runtime_dir().glob("own-*-*"):
+        pids = [int(folder.name.split("-")[1])]
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            pids.append(json.loads((folder / "labkit" / "server.json").read_text())["pid"])
+        if not any(map(psutil.pid_exists, pids)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 _OWN: dict[str, _Own] = {}
