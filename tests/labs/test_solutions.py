@@ -50,6 +50,11 @@ def test_the_importable_solution_passes(path: Path, index: int):
     assert outcome(path, f"from labkit.teach.lesson{path.stem[:2]} import {name}", check)
 
 
+_SENT = (
+    "lambda source, expert, owner, n, hidden, size: [["
+    "sum({there} * ((s, owner[e]) == (a, b)) + {back} * ((owner[e], s) == (a, b)) for s, e in zip(source, expert))"
+    " * ({where}) for b in range(n)] for a in range(n)]"
+)
 MISTAKES = [
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / len(at))"),
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / max(1, sum(k) - 1))"),
@@ -62,6 +67,10 @@ MISTAKES = [
     ("04", "lambda shares: sum(w for _, _, w in shares) / sum(t for _, t, _ in shares)[:, None]"),
     ("04", "lambda shares: sum(w / t[:, None] for _, t, w in shares) / len(shares)"),
     ("04", "lambda shares: (sum(np.exp(m) * w.T for m, _, w in shares) / sum(np.exp(m) * t for m, t, _ in shares)).T"),
+    ("05", _SENT.format(there="(hidden + 1) * size", back="hidden * size", where="True")),  # what stays at home counts
+    ("05", _SENT.format(there="hidden * size", back="hidden * size", where="a != b")),  # no label
+    ("05", _SENT.format(there="(hidden + 1) * size", back="(hidden + 1) * size", where="a != b")),  # a label back
+    ("05", _SENT.format(there="(hidden + 1) * size", back="0", where="a != b")),  # nothing comes back
 ]
 
 
@@ -81,8 +90,8 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
-        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson03, lesson04;"
-        "from labkit.show import figures, figures_context, figures_pipeline;"
+        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson03, lesson04, lesson05;"
+        "from labkit.show import figures, figures_context, figures_experts, figures_pipeline;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
