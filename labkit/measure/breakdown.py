@@ -23,6 +23,7 @@ TTFT_PARTS = (
     "prefill_compute",
     "wait",
     "transfer",
+    "handoff",
     "delivery",
     "unaccounted",
 )
@@ -40,14 +41,18 @@ def ttft_parts_ms(record: RequestRecord) -> list[float] | None:
         return None
     if not record.sent_ns <= server.received_ns <= server.first_end_ns <= record.first_ns:
         return None
+    released_ns = max(server.first_end_ns, server.released_ns)
+    # KV on its way to another pool is part of TTFT where the user gets the first token from there.
+    handoff_ns = released_ns - server.first_end_ns - server.handoff_queue_ns if server.released_ns else 0
     parts_ns = (
         record.sent_ns - record.scheduled_ns,
         server.received_ns - record.sent_ns,
-        server.queue_ns,
+        server.queue_ns + (server.handoff_queue_ns if server.released_ns else 0),
         server.compute_ns,
         server.wait_ns,
         server.transfer_ns,
-        record.first_ns - server.first_end_ns,
+        handoff_ns,
+        record.first_ns - released_ns,
     )
     parts = [part / 1e6 for part in parts_ns]
     return [*parts, total - sum(parts)]
