@@ -33,7 +33,7 @@ def crossings_figure(
     Raises ValueError for another `per`, and where no run recorded a crossing.
     """
     series = series_of(runs)
-    found = [(each, point) for each in series for point in crossings(each.runs[0].collectives, each.runs[0].step_records)]
+    found = [(each, point) for each in series for run in each.runs for point in _crossings(run)]
     if not found:
         raise ValueError("No crossing was recorded: the runs used one rank, or `record` was off.")
     figure = plotly().Figure()
@@ -50,6 +50,10 @@ def crossings_figure(
         type="log", range=y_range, tickvals=ticks, ticktext=[size_text(t) for t in ticks], title_text="bytes of one"
     )
     return compose(figure, title, series, height=HEIGHT + 120, notes=_notes(series, found, per), quiet=("samples",))
+
+
+def _crossings(run: Run) -> list[Crossings]:
+    return crossings(run.collectives, run.step_records)
 
 
 def size_text(num_bytes: float) -> str:

@@ -5,7 +5,6 @@ The exercise is the bytes that cross between nodes for one decoded token, from g
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,25 +12,35 @@ from labkit.lab import Run
 from labkit.layout import Layout
 from labkit.load.lengths import Lengths
 from labkit.load.workload import Part, Workload
+from labkit.measure.breakdown import phase_of
 from labkit.measure.crossings import crossings
 from labkit.model.spec import DTYPE_BYTES, load_spec
 from labkit.teach.across import bytes_across
-from labkit.teach.card import five_questions
+from labkit.teach.apart import CHATS_AND_LONG, apart_table, handoff_table, shared_share, token_ms
 from labkit.teach.checks import Check, Problem, show_check
+from labkit.teach.combination_card import five_questions
 from labkit.teach.html import Table
 from labkit.teach.lesson import Lesson
-from labkit.teach.own_server import OwnServer, node_map, two_nodes
-from labkit.teach.reference import MIB
+from labkit.teach.reference import MIB, ReferenceCase
+from labkit.teach.two_nodes import OwnServer, node_map, two_nodes
 
 __all__ = [
+    "CHATS_AND_LONG",
     "FEW_TOKENS",
-    "bytes_across",
+    "apart_table",
+    "bytes_per_token",
     "check_link_bytes",
     "five_questions",
+    "handoff_table",
     "jobs_table",
     "link_bytes",
     "link_table",
     "measure",
+    "per_step",
+    "predicted_across",
+    "shared_share",
+    "sums_across",
+    "token_ms",
     "two_nodes",
 ]
 
@@ -75,8 +84,8 @@ def measure(lesson: Lesson, server: OwnServer, layout: str, **load: Any) -> Meas
     settings = {"memory_per_rank": 2 * lesson.case.budget_bytes}
     lesson.switch(layout, probe=False, **settings)
     state, before = lesson.lab.state(), server.link_bytes()
-    load = {"workload": FEW_TOKENS, "concurrency": 1, "num_requests": lesson.size(2, 8)} | load
-    run = lesson.run(layout, settings=settings, **load)
+    given: dict[str, Any] = {"workload": FEW_TOKENS, "concurrency": 1, "num_requests": lesson.size(2, 8)}
+    run = lesson.run(layout, settings=settings, **(given | load))
     after = server.link_bytes()
     return Measured(
         run,
@@ -84,6 +93,19 @@ def measure(lesson: Lesson, server: OwnServer, layout: str, **load: Any) -> Meas
         tuple(node_map(state, RANKS_PER_NODE)),
         None if before is None or after is None else after - before,
     )
+
+
+def per_step(each: Measured, phase: str) -> dict[str, float]:
+    """Axis → crossings in a step of that phase, all groups together."""
+    steps = [step for step in each.run.step_records if phase_of(step) == phase]
+    found = crossings(each.run.collectives, each.run.step_records)
+    return {one.axis: one.num / len(steps) for one in found if one.phase == phase}
+
+
+def bytes_per_token(each: Measured, phase: str) -> dict[str, float]:
+    """Axis → bytes of its crossings for a token of that phase, of one rank of each group."""
+    found = crossings(each.run.collectives, each.run.step_records)
+    return {one.axis: one.num_bytes / one.num_tokens for one in found if one.phase == phase}
 
 
 # ---- each axis, and the figure that verifies it
@@ -99,7 +121,7 @@ def jobs_table(runs: dict[str, Measured]) -> Table:
     busiest = [f"{_busiest_replica(each)} of {len(each.run.records)}" for each in (whole, dp)]
     rows = [
         ["TP", "one layer's work, shared", "weights that a rank reads", _mib(whole.weights), _mib(tp.weights)],
-        ["PP", "whole layers, over a slower path", "weights of the fullest rank", _mib(whole.weights), _mib(pp.weights)],
+        ["PP", "whole layers, a slower path", "weights of the fullest rank", _mib(whole.weights), _mib(pp.weights)],
         ["DP", "more requests at once", "requests of the busiest replica", *busiest],
         ["CP, prefill", "a long prompt's positions", "its query–key pairs, on the busiest rank", "100%", _pairs(cp)],
         ["CP, decode", "the KV of long contexts", "KV tokens that fit", f"{whole.kv_tokens:,}", f"{cp.kv_tokens:,}"],
@@ -133,10 +155,10 @@ def _pairs(each: Measured) -> str:
 
 
 def _crossing(each: Measured, axis: str, phase: str) -> str:
-    steps = [step for step in each.run.step_records if bool(step.num_prefill_seqs) == (phase == "prefill")]
+    count = per_step(each, phase).get(axis)
     for found in crossings(each.run.collectives, each.run.step_records):
         if (found.axis, found.phase) == (axis, phase):
-            return f"{found.num / len(steps):.3g} × {found.bytes_each:,.0f} B"
+            return f"{count:.3g} × {found.bytes_each:,.0f} B"
     return "nothing"
 
 
@@ -151,6 +173,12 @@ def sums_across(each: Measured) -> float:
     """Bytes that crossed between nodes for a token: the sums and messages of tp and pp, without the logits."""
     found = bytes_across(each.run.collectives, each.layout, each.nodes)
     return sum(value for (_, _, op), value in found.items() if op in ("all_reduce", "send")) / each.num_tokens
+
+
+def predicted_across(each: Measured, case: ReferenceCase) -> float:
+    """The exercise's answer for a layout as it stands here."""
+    row = case.spec.hidden_size * case.dtype_bytes
+    return link_bytes(stages_of(each.layout), each.nodes, case.spec.num_layers, row)
 
 
 def link_table(runs: dict[str, Measured]) -> Table:
@@ -170,8 +198,8 @@ def link_table(runs: dict[str, Measured]) -> Table:
     columns = ["layout", "weights of a rank", "KV tokens, all replicas", "across nodes, a token", "of which"]
     columns += ["the link counted", "TPOT p50"]
     remarks = [
-        "Across nodes: recorded bytes of each group whose ranks stand on two nodes; collectives as rings. The link's own "
-        "counter has packet headers, acknowledgements and the nodes' own talk in it.",
+        "Across nodes: recorded bytes of each group whose ranks stand on two nodes; collectives as rings. The link's "
+        "own counter has packet headers, acknowledgements and the nodes' own talk in it.",
         *_oversubscribed(next(iter(runs.values()))),
     ]
     return Table("Two nodes of four ranks", columns, rows, remarks)
@@ -182,8 +210,8 @@ def _oversubscribed(each: Measured) -> list[str]:
     if where["num_ranks"] * where["threads_per_rank"] <= where["num_cores"]:
         return []
     return [
-        f"⚠ {where['num_ranks']} ranks took turns on {where['num_cores']} cores: TPOT says nothing here about a machine "
-        "that has the cores. Bytes are right all the same."
+        f"⚠ {where['num_ranks']} ranks took turns on {where['num_cores']} cores: TPOT says nothing here about a "
+        "machine that has the cores. Bytes are right all the same."
     ]
 
 
@@ -234,15 +262,5 @@ def _case(model: str, slug: str, node_of: list[int], why: str) -> Problem:
     row = spec.hidden_size * (DTYPE_BYTES["bfloat16"] if spec.num_layers > 8 else DTYPE_BYTES["float32"])
     stages, where = stages_of(layout), "in halves" if node_of[0] == node_of[1] else "in turn"
     shown = f"{model} as {layout}, nodes {where}"
-    return Problem((stages, node_of, spec.num_layers, row), link_bytes(stages, node_of, spec.num_layers, row), why, shown)
-
-
-def typical_step_ms(run: Run, mixed: bool) -> float | None:
-    """Median ms of the steps that decoded, alone or together with a prompt's chunk; a step counts once a sequence."""
-    taken = [
-        (step.end_ns - step.start_ns) / 1e6
-        for step in run.step_records
-        if step.num_decode_seqs and bool(step.num_prefill_seqs) == mixed
-        for _ in range(step.num_decode_seqs)
-    ]
-    return statistics.median(taken) if taken else None
+    args = (stages, node_of, spec.num_layers, row)
+    return Problem(args, link_bytes(*args), why, shown)

@@ -50,12 +50,21 @@ def test_the_importable_solution_passes(path: Path, index: int):
     assert outcome(path, f"from labkit.teach.lesson{path.stem[:2]} import {name}", check)
 
 
+_NO_RING_EDGE_BACK = """lambda stages, node_of, layers, row: sum(
+    (2 * layers // len(stages) + (i == 0)) * 2 * (len(s) - 1) / len(s) * row
+    * sum(node_of[a] != node_of[b] for a, b in zip(s, s[1:]))
+    for i, s in enumerate(stages)
+) + row * sum(node_of[a] != node_of[b] for s, t in zip(stages, stages[1:]) for a, b in zip(s, t))"""
+
 MISTAKES = [
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / len(at))"),
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / max(1, sum(k) - 1))"),
     ("01", "lambda prompt, load, free, cached: load + prompt - cached"),
     ("01", "lambda prompt, load, free, cached: -cached"),
     ("02", "lambda x, up, down, tp: [np.maximum(x @ up, 0) @ down / tp] * tp"),
+    ("06", "lambda stages, node_of, layers, row: row * (len(stages) - 1)"),
+    ("06", "lambda stages, node_of, layers, row: row * (2 * layers + 1) * len({node_of[r] for r in stages[0]})"),
+    ("06", _NO_RING_EDGE_BACK),
 ]
 
 

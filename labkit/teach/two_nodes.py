@@ -1,4 +1,4 @@
-"""A server of a lesson's own, for what the shared one does not have: another model, more ranks, nodes with a link.
+"""A server of a lesson's own, for what the shared one does not have: eight ranks, and nodes with a link between them.
 
 It is hidden from discovery (a runtime folder of its own), its runs go where all runs go, and it goes when the lesson's
 kernel does: at once if the kernel ends in order, and seconds after its last connection if it was killed.

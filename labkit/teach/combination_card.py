@@ -52,8 +52,8 @@ def five_questions(run: Run, case: ReferenceCase) -> Table:
         f"The typical steps of this run: a prompt's {prefill.prefill_tokens} tokens, and {decode.decode_seqs} "
         f"sequence{'s' * (decode.decode_seqs != 1)} of {decode.context_tokens} tokens decoding.",
         "Weights and crossings are measured here, with the arithmetic's own figure in brackets; the layout without "
-        "the axis, and what it improves, are predicted. Bytes of a crossing are the mean over the ranks of its group: a "
-        "single token is with one rank of those that share it out, and logits are gathered in one group only.",
+        "the axis, and what it improves, are predicted. Bytes of a crossing are the mean over the ranks of its group: "
+        "a single token is with one rank of those that share it out, and logits are gathered in one group only.",
     ]
     return Table(title, ["", *(f"{card.axis.upper()}{card.degree}" for card in cards)], rows, remarks)
 
