@@ -28,13 +28,15 @@ def layouts(
 ) -> None:
     """Which layouts a model allows on so many ranks, and why not the others."""
     with sentences():
-        from labkit.layout import legal_layouts, refused_layouts
+        from labkit.layout import AnyLayout, deployment_choices, legal_layouts, refused_layouts
         from labkit.model.spec import load_spec
 
         spec = load_spec(model)
+        choices: list[AnyLayout] = list(legal_layouts(spec, ranks, engine=engine))
+        choices += deployment_choices(spec, ranks, engine=engine)
         legal = [
             {"layout": layout.slug, "name": str(layout), "num_ranks": layout.world_size}
-            for layout in legal_layouts(spec, ranks, engine=engine)
+            for layout in choices
         ]
         refused = [
             {"layout": layout.slug, "reason": reason}

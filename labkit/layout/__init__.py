@@ -7,7 +7,7 @@ in bytes and counts.
 
 from labkit.layout.balance import Balance, ModelProfile, PartCost, balance_stages
 from labkit.layout.card import AxisCard, Improvement, PartShare, step_card
-from labkit.layout.choices import candidate_layouts, legal_layouts, neighbours, refused_layouts
+from labkit.layout.choices import candidate_layouts, deployment_choices, legal_layouts, neighbours, refused_layouts
 from labkit.layout.deployment import (
     ROLES,
     AnyLayout,
@@ -103,6 +103,7 @@ __all__ = [
     "check_placement",
     "dcp_allowed",
     "dcp_degrees",
+    "deployment_choices",
     "ep_degrees",
     "experts",
     "handoff_bytes",

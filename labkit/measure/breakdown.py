@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labkit.measure.metrics import Window, ttft_ms
 from labkit.measure.records import RequestRecord, StepRecord
-from labkit.measure.statistics import Summary
+from labkit.measure.statistics import Summary, ladder
 
 TTFT_PARTS = (
     "lateness",
@@ -85,6 +85,25 @@ def ttft_table(rows: NDArray[np.float64]) -> Summary:
             "n": len(rows),
             "unaccounted_share": float(np.abs(rows[:, -1]).sum()) / total if total else None,
         },
+    }
+
+
+def handoff_figures(records: Iterable[RequestRecord]) -> Summary | None:
+    """What went from prefill pool to decode pool, over completed requests; None where nothing did.
+
+    `queue_ms`: until the decode pool had room; `ms`: of the move itself; `mib_per_s`: all bytes over all moves' time.
+    """
+    times = [record.server for record in records if record.status == "completed" and record.server]
+    moved = [each for each in times if each.handoff_ns]
+    if not moved:
+        return None
+    num_bytes, total_ns = sum(each.handoff_bytes for each in moved), sum(each.handoff_ns for each in moved)
+    return {
+        "num": len(moved),
+        "bytes": num_bytes,
+        "ms": ladder([each.handoff_ns / 1e6 for each in moved]),
+        "queue_ms": ladder([each.handoff_queue_ns / 1e6 for each in moved]),
+        "mib_per_s": num_bytes / 2**20 / (total_ns / 1e9),
     }
 
 

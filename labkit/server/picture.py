@@ -15,7 +15,17 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster.topology import usable_cores
-from labkit.layout import Layout, holdings, legal_layouts, refused_layouts, weight_slices
+from labkit.layout import (
+    AnyLayout,
+    Deployment,
+    Layout,
+    deployment_choices,
+    holdings,
+    legal_layouts,
+    pools_of,
+    refused_layouts,
+    weight_slices,
+)
 from labkit.measure.records import Environment, MemoryRecord
 from labkit.model.spec import DTYPE_BYTES
 
@@ -71,15 +81,17 @@ class Picture:
         }
 
     def layouts(self) -> list[dict[str, Any]]:
-        """The legal ones, then those that one would try next and that are not, and why not."""
+        """The legal ones, then those that one would try next and that are not, and why not; then pools with roles."""
         if self._layouts is None:
             legal = [(layout, "") for layout in legal_layouts(self._spec, self.num_ranks, engine=True)]
             refused = refused_layouts(self._spec, self.num_ranks, up_to=2 * self.num_ranks, engine=True)
             choice = legal + [(layout, reason) for layout, reason in refused if _is_likely(layout)]
             self._layouts = [self._layout_entry(layout, reason) for layout, reason in choice]
+            pools = deployment_choices(self._spec, self.num_ranks, engine=True)
+            self._layouts += [self._layout_entry(deployment, "") for deployment in pools]
         return self._layouts
 
-    def _layout_entry(self, layout: Layout, reason: str) -> dict[str, Any]:
+    def _layout_entry(self, layout: AnyLayout, reason: str) -> dict[str, Any]:
         threads = layout.world_size * self._threads
         return {
             "layout": layout.slug,
@@ -88,19 +100,28 @@ class Picture:
             "reason": reason,
             "num_ranks": layout.world_size,
             "oversubscribed": self._device == "cpu" and threads > self._num_cores,
+            "pools": isinstance(layout, Deployment),
         }
 
     # ---- who holds what
 
-    def _ownership_of(self, layout: Layout, dtype: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "rank": rank,
-                "replica": layout.replica_of(rank),
-                "parts": [*_parts(layout, self._spec, rank, DTYPE_BYTES[dtype]), _kv_part(layout, self._spec, rank)],
-            }
-            for rank in range(layout.world_size)
-        ]
+    def _ownership_of(self, layout: AnyLayout, dtype: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        num_before = 0
+        for pool in pools_of(layout):
+            found += [
+                {
+                    "rank": pool.first_rank + rank,
+                    "replica": num_before + pool.layout.replica_of(rank),
+                    "parts": self._parts_of(pool.layout, rank, dtype),
+                }
+                for rank in range(pool.layout.world_size)
+            ]
+            num_before += pool.layout.dp
+        return found
+
+    def _parts_of(self, layout: Layout, rank: int, dtype: str) -> list[dict[str, Any]]:
+        return [*_parts(layout, self._spec, rank, DTYPE_BYTES[dtype]), _kv_part(layout, self._spec, rank)]
 
     # ---- where
 

@@ -16,7 +16,7 @@ LINKS = ("absent", "connecting", "connected", "lost")
 """How the kernel stands with the lab server."""
 ROLES = ("watching", "queued", "switching", "running", "stopping")
 """What this visitor is doing with the ranks."""
-TTFT_PARTS = ("lateness", "network", "queue", "compute", "wait", "transfer", "delivery", "unaccounted")
+TTFT_PARTS = ("lateness", "network", "queue", "compute", "wait", "transfer", "handoff", "delivery", "unaccounted")
 
 
 class Percentiles(msgspec.Struct):

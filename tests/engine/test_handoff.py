@@ -1,4 +1,5 @@
-"""Prefill apart from decode, over ranks that compute with integers: blocks live until request and transfer have ended."""
+"""Prefill apart from decode, over ranks that compute with integers: blocks live until request and transfer have
+ended."""
 
 from __future__ import annotations
 
