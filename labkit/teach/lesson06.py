@@ -79,14 +79,17 @@ class Measured(NamedTuple):
         return max(rank["weights"] for rank in self.run.summary["memory_bytes"])
 
 
-def measure(lesson: Lesson, server: OwnServer, layout: str, **load: Any) -> Measured:
-    """Switch first and run afterwards, so that the link's counter sees the run alone. `load`: as `Lesson.run`."""
+def measure(lesson: Lesson, server: OwnServer | None, layout: str, **load: Any) -> Measured:
+    """Switch first and run afterwards, so that the link's counter sees the run alone. `load`: as `Lesson.run`.
+
+    server: whose links are counted; None where the lesson is at somebody else's server.
+    """
     settings = {"memory_per_rank": 2 * lesson.case.budget_bytes}
     lesson.switch(layout, probe=False, **settings)
-    state, before = lesson.lab.state(), server.link_bytes()
+    state, before = lesson.lab.state(), server and server.link_bytes()
     given: dict[str, Any] = {"workload": FEW_TOKENS, "concurrency": 1, "num_requests": lesson.size(2, 8)}
     run = lesson.run(layout, settings=settings, **(given | load))
-    after = server.link_bytes()
+    after = server and server.link_bytes()
     return Measured(
         run,
         sum(replica["kv_total_blocks"] * replica["kv_block_tokens"] for replica in state["replicas"]),

@@ -48,9 +48,17 @@ class OwnServer:
         """What `begin` needs to find it."""
         return {"model": self.found.model, "url": self.found.url, "token": self.found.token}
 
+    @property
+    def between(self) -> str:
+        """What lies between the first half of the ranks and the second, in words."""
+        return "between nodes" if self._links() else "between the halves of one node"
+
+    def _links(self) -> list[str]:
+        return [name for name in existing() if name.startswith(f"labkit-{self.found.pid}-") and "-n" in name]
+
     def link_bytes(self) -> int | None:
         """What all nodes have sent over their links so far, headers and all; None where there are no links."""
-        names = [name for name in existing() if name.startswith(f"labkit-{self.found.pid}-") and "-n" in name]
+        names = self._links()
         return sum(map(_sent, names)) if names else None
 
     def close(self) -> None:

@@ -84,7 +84,8 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
-        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02; from labkit.show import figures;"
+        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson06;"
+        "from labkit.show import figures, figures_crossings;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
