@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from labkit.lab.run import Run
 
 _SHAPES = {"prefill": "square", "decode": "circle", "mixed": "diamond"}
+_SIDES = ("middle right", "middle left", "top center", "bottom center")
+"""Where each run's names stand, for runs often cross alike."""
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _PADDING = 0.6
 """Of a decade, left free around the marks."""
@@ -77,7 +79,7 @@ def _add_mark(figure: Any, each: Series, point: Crossings, x: float, y: float, s
             y=[y],
             mode="markers+text",
             text=[f"{axis} {each.label}" if several else axis],
-            textposition="middle right",
+            textposition=_SIDES[each.index % len(_SIDES)],
             name=f"{each.label}: {axis} {point.phase}",
             showlegend=False,
             cliponaxis=False,

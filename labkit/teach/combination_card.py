@@ -26,6 +26,7 @@ QUESTIONS = (
     "what it improves",
     "what it costs",
 )
+NOTHING = "nothing"
 _NAMES = {
     "rank_weight_bytes": "weights of a rank",
     "rank_kv_bytes": "KV of a rank",
@@ -47,6 +48,8 @@ def five_questions(run: Run, case: ReferenceCase) -> Table:
     of_prompt = {card.axis: card for card in step_card(layout, case.spec, prefill, case.dtype_bytes)}
     columns = [_answers(run, layout, card, of_prompt[card.axis]) for card in cards]
     rows = [[question, *answers] for question, answers in zip(QUESTIONS, zip(*columns, strict=True), strict=True)]
+    if set(rows[-1][1:]) == {NOTHING}:  # the question that only some layouts raise
+        rows.pop()
     title = f"{layout}: five questions, by axis"
     remarks = [
         f"The typical steps of this run: a prompt's {prefill.prefill_tokens} tokens, and {decode.decode_seqs} "
@@ -118,6 +121,8 @@ def _change(change: Improvement) -> str:
     name = _NAMES.get(change.quantity, change.quantity)
     if change.quantity.endswith("_bytes"):
         return f"{name}: {_size(change.without)} → {_size(change.with_axis)}"
+    if change.quantity == "step_flops":
+        return f"{name}: {change.without / 1e6:.3g} → {change.with_axis / 1e6:.3g} million"
     return f"{name}: {change.without:,} → {change.with_axis:,}"
 
 
@@ -129,4 +134,4 @@ def _size(num_bytes: float) -> str:
 
 
 def _lines(words: Iterable[str]) -> str:
-    return "; ".join(words) or "nothing"
+    return "; ".join(words) or NOTHING

@@ -80,6 +80,49 @@ def replace_step(**changes: int) -> object:
     return made
 
 
+PD = "prefill:tp1,decode:tp1"
+
+
+def apart_run(**more: object) -> object:
+    """Rank 0 prefills for 30 ms, rank 1 decodes for 10 ms, in 100 ms."""
+    prefill, decode = step(0, 0, 30, 100), step(1, 40, 50)
+    decode.ranks = [1]
+    ladder = {"p50": 10.0, "p99": 12.0, "mean": 11.0, "n": 4, "few": ["p99"]}
+    return run([request(0, 0, 35, 100)], [prefill, decode], layout=PD, itl_ms=ladder, ttft_ms=ladder, **more)
+
+
+def test_the_table_of_pools_says_which_rank_stood_idle_and_what_is_uncertain():
+    (row,) = apart.apart_table({"apart": apart_run()}).rows
+    assert row[:5] == ["apart", "0%", "10.0 ms", "none", "10.0 ms"]
+    assert row[5:] == ["12.0 ms (too few samples)", "10.0 ms (n = 4)", "70%, 90%"]
+
+
+def test_a_handoff_is_held_against_the_kv_of_the_prompts():
+    told = {"num": 1, "bytes": 40_960, "ms": {"p50": 2.5}, "mib_per_s": 15.6}
+    made = apart_run(handoff=told, ttft_parts_ms={"handoff": 2.6})
+    (row,) = apart.handoff_table({"near": made}, ReferenceCase("lab-moe-8x")).rows
+    assert row == ["near", "1", "40,960 B", "40,960 B", "2.5 ms", "16 MiB/s", "2.6 ms of 11.0 ms"]
+
+
+def test_a_card_has_the_runs_counts_beside_those_of_the_shapes():
+    """17 sums of 2 KiB were recorded for the one decode step of two ranks, and the ranks told half of each part."""
+    made = run([request(0, 0, 10, 20)], [step(0, 0, 30, 64), step(0, 30, 40)], layout="tp2")
+    held = {"attention": 12 << 20, "mlp": 36 << 20, "embedding": 8 << 20, "norm": 1 << 10}
+    made.summary["memory_bytes"] = [{"rank": rank, "weights": 0, "weights_by_part": held} for rank in (0, 1)]
+    made.collectives = pd.DataFrame(
+        [
+            {"epoch": 1, "step_id": 0, "rank": rank, "group_id": 0, "seq": seq, "op": "all_reduce", "axis": "tp",
+             "phase": "decode", "bytes": 2048}
+            for seq in range(17) for rank in (0, 1)
+        ]
+    )  # fmt: skip
+    answers = dict(five_questions(made, ReferenceCase()).rows)
+    assert answers["how often, in a decode step"].startswith("17 of 2 KiB (18 of")  # the shapes count the logits too
+    assert answers["how often, in a prefill step"] == "never (18)"
+    assert "mlp: 72 MiB → 36 MiB (36 MiB)" in answers["what is partitioned"]
+    assert answers["what stays replicated"] == "norm, 2 copies" and "what it costs" not in answers
+
+
 def test_a_card_of_one_rank_is_refused():
     with pytest.raises(ValueError, match="TP1 uses no axis"):
         five_questions(run([]), ReferenceCase("lab-moe-8x"))
