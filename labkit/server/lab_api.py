@@ -90,6 +90,11 @@ async def state(http: web.Request) -> web.Response:
     return _json(http.app[SERVICE].state())
 
 
+async def choices(http: web.Request) -> web.Response:
+    """Every layout that there is to choose, and why not the others: too much to travel with each state."""
+    return _json(http.app[SERVICE].choices)
+
+
 async def switch(http: web.Request) -> web.Response:
     service = http.app[SERVICE]
     body: SwitchBody = await _read(http, SwitchBody)

@@ -15,7 +15,15 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster.topology import usable_cores
-from labkit.layout import Layout, holdings, legal_layouts, refused_layouts, weight_slices
+from labkit.layout import (
+    Layout,
+    candidate_layouts,
+    check_layout,
+    choice_table,
+    holdings,
+    legal_layouts,
+    weight_slices,
+)
 from labkit.measure.records import Environment, MemoryRecord
 from labkit.model.spec import DTYPE_BYTES
 
@@ -74,10 +82,17 @@ class Picture:
         """The legal ones, then those that one would try next and that are not, and why not."""
         if self._layouts is None:
             legal = [(layout, "") for layout in legal_layouts(self._spec, self.num_ranks, engine=True)]
-            refused = refused_layouts(self._spec, self.num_ranks, up_to=2 * self.num_ranks, engine=True)
-            choice = legal + [(layout, reason) for layout, reason in refused if _is_likely(layout)]
-            self._layouts = [self._layout_entry(layout, reason) for layout, reason in choice]
+            tried = filter(_is_likely, candidate_layouts(2 * self.num_ranks))
+            answers = (check_layout(layout, self._spec, self.num_ranks, engine=True) for layout in tried)
+            refused = [(answer.layout, str(answer)) for answer in answers if not answer]
+            self._layouts = [self._layout_entry(layout, reason) for layout, reason in [*legal, *refused]]
         return self._layouts
+
+    @functools.cached_property
+    def choices(self) -> dict[str, Any]:
+        """What a chooser of single axes needs (`choice_table`), and beyond how many ranks cores are shared."""
+        most = self._num_cores // self._threads if self._device == "cpu" else None
+        return choice_table(self._spec, self.num_ranks) | {"ranks_with_own_cores": most}
 
     def _layout_entry(self, layout: Layout, reason: str) -> dict[str, Any]:
         threads = layout.world_size * self._threads

@@ -5,7 +5,7 @@ import { Panel, pinKey } from "./panel.js";
 import { StickyEnd, linear } from "./scale.js";
 import { milliseconds, percent } from "./text.js";
 
-const PARTS = ["lateness", "network", "queue", "compute", "wait", "transfer", "delivery", "unaccounted"];
+const PARTS = ["lateness", "network", "queue", "compute", "wait", "transfer", "handoff", "delivery", "unaccounted"];
 const PART_ROW = 25;
 const CASCADE_TOP = 8;
 
@@ -17,11 +17,16 @@ export function waterfallPanel(ctx) {
     legend: (data, t) => [pinKey(data.pinned, t)].filter(Boolean),
     empty: (data, t) => (data.parts ? "" : t("waterfall.empty")),
     paint: paintWaterfall,
-    describe: (data, t) => `${t("waterfall.title")}: ${PARTS.map((p) => `${t(`part.${p}`)} ${milliseconds(data.parts?.[p])}`).join(", ")}`,
+    describe: (data, t) => `${t("waterfall.title")}: ${partsIn(data).map((p) => `${t(`part.${p}`)} ${milliseconds(data.parts?.[p])}`).join(", ")}`,
     table: waterfallTable,
   });
   panel.end = new StickyEnd();
   return panel;
+}
+
+/** A handoff is a part only where prefill and decode have ranks of their own. */
+function partsIn(data) {
+  return PARTS.filter((part) => part !== "handoff" || data.parts?.handoff || data.pinned?.parts.handoff);
 }
 
 function partsOf(run) {
@@ -40,27 +45,29 @@ function total(parts) {
 
 function paintWaterfall(panel, svg, data, width) {
   const { t } = panel.ctx;
+  const parts = partsIn(data);
   const whole = total(data.parts);
   const end = panel.end.for(Math.max(whole, 1));
   const cols = waterfallColumns(data, width, t, whole);
   const x = linear(end, cols.x0, cols.x1);
   let before = 0;
-  PARTS.forEach((part, i) => {
+  parts.forEach((part, i) => {
     const value = data.parts[part] ?? 0;
     const y = CASCADE_TOP + i * PART_ROW;
     svg.append(...step(part, y, x(before), x(before + value), cols, t));
     svg.append(...figures(data, part, i, y, cols));
     before += value;
   });
-  svg.append(...totalRow(data, whole, CASCADE_TOP + PARTS.length * PART_ROW + 6, x, cols, t));
-  return CASCADE_TOP + (PARTS.length + 1) * PART_ROW + 10;
+  svg.append(...totalRow(data, whole, CASCADE_TOP + parts.length * PART_ROW + 6, x, cols, t));
+  return CASCADE_TOP + (parts.length + 1) * PART_ROW + 10;
 }
 
 function waterfallColumns(data, width, t, whole) {
-  const left = widest([...PARTS.map((part) => t(`part.${part}`)), t("waterfall.total")]) + 12;
-  const now = PARTS.map((part) => milliseconds(data.parts[part]));
-  const share = PARTS.map((part) => percent((data.parts[part] ?? 0) / (whole || 1)));
-  const pinned = data.pinned ? PARTS.map((part) => `◇ ${milliseconds(data.pinned.parts[part])}`) : [];
+  const parts = partsIn(data);
+  const left = widest([...parts.map((part) => t(`part.${part}`)), t("waterfall.total")]) + 12;
+  const now = parts.map((part) => milliseconds(data.parts[part]));
+  const share = parts.map((part) => percent((data.parts[part] ?? 0) / (whole || 1)));
+  const pinned = data.pinned ? parts.map((part) => `◇ ${milliseconds(data.pinned.parts[part])}`) : [];
   const shareWidth = width > 420 ? 46 : 0;
   const pinWidth = data.pinned ? widest([...pinned, `◇ ${milliseconds(total(data.pinned.parts))}`]) + 14 : 0;
   const nowWidth = widest([...now, milliseconds(whole)], 13, 600) + 10;
@@ -99,7 +106,7 @@ function totalRow(data, whole, y, x, cols, t) {
 
 function waterfallTable(data, t) {
   const head = ["", t("table.mean_ms"), t("table.what"), ...(data.pinned ? [`◇ ${data.pinned.name}`] : [])];
-  const rows = PARTS.map((part) => [
+  const rows = partsIn(data).map((part) => [
     t(`part.${part}`),
     milliseconds(data.parts?.[part]),
     t(`part.${part}.what`),
