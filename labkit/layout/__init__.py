@@ -7,8 +7,8 @@ in bytes and counts.
 
 from labkit.layout.balance import Balance, ModelProfile, PartCost, balance_stages
 from labkit.layout.card import AxisCard, Improvement, PartShare, step_card
-from labkit.layout.chooser import choice_table
 from labkit.layout.choices import candidate_layouts, legal_layouts, neighbours, refused_layouts
+from labkit.layout.chooser import choice_table
 from labkit.layout.deployment import ROLES, Deployment, Pool, check_deployment
 from labkit.layout.grammar import AXES, OPTIONS, LayoutError
 from labkit.layout.grid import GROUP_AXES, Coords, Layout, dcp_allowed, dcp_degrees, ep_degrees

@@ -16,7 +16,7 @@ from typing import Any
 from labkit.layout.choices import legal_layouts, simplicity
 from labkit.layout.grammar import AXES, OPTIONS, LayoutError, format_fields
 from labkit.layout.grid import GRID_AXES, Layout
-from labkit.layout.legality import ENGINE_OPTIONS, reasons_against, is_legal
+from labkit.layout.legality import ENGINE_OPTIONS, is_legal, reasons_against
 from labkit.model.shapes import ModelSpec
 
 CARRIED_BY = {"sp": "tp", "ring": "pcp"}

@@ -68,7 +68,7 @@ class CrossingMeter:
         self._buckets[at_ns // self._BUCKET_NS].extend(crossings)
 
     def snapshot(self, now_ns: int) -> list[dict[str, Any]]:
-        """By axis and phase: `per_s` (of one rank), `bytes` (mean of one), and `ops` with the same of each operation."""
+        """By axis and phase: `per_s` (of one rank), `bytes` (mean of one), and the same of each operation in `ops`."""
         oldest = (now_ns - round(self.seconds * 1e9)) // self._BUCKET_NS + 1
         for old in [bucket for bucket in self._buckets if bucket < oldest]:
             del self._buckets[old]
@@ -77,9 +77,8 @@ class CrossingMeter:
         for bucket in self._buckets.values():
             for crossing in bucket:
                 kinds[crossing.axis, crossing.phase][crossing.op].append(crossing)
-        return [
-            {"axis": axis, "phase": phase, **_whole(ops, span_s)} for (axis, phase), ops in sorted(kinds.items(), key=_place)
-        ]
+        ordered = sorted(kinds.items(), key=_place)
+        return [{"axis": axis, "phase": phase, **_whole(ops, span_s)} for (axis, phase), ops in ordered]
 
 
 def _place(entry: tuple[tuple[str, str], Any]) -> tuple[int, int]:
