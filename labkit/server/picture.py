@@ -8,28 +8,25 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import math
 import platform
 import socket
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster.topology import usable_cores
 from labkit.layout import (
+    Holding,
     Layout,
     candidate_layouts,
     check_layout,
     choice_table,
     holdings,
     legal_layouts,
-    weight_slices,
 )
 from labkit.measure.records import Environment, MemoryRecord
 from labkit.model.spec import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from labkit.engine.settings import EngineSettings
-    from labkit.layout.slices import WeightSlice
     from labkit.model.spec import ModelSpec
 
 
@@ -112,10 +109,14 @@ class Picture:
             {
                 "rank": rank,
                 "replica": layout.replica_of(rank),
-                "parts": [*_parts(layout, self._spec, rank, DTYPE_BYTES[dtype]), _kv_part(layout, self._spec, rank)],
+                "parts": [dataclasses.asdict(held) for held in self._holdings(layout, rank, dtype)],
             }
             for rank in range(layout.world_size)
         ]
+
+    def _holdings(self, layout: Layout, rank: int, dtype: str) -> list[Holding]:
+        """The KV cache's share too; its bytes are the rank's `memory.kv`, known once the blocks are allocated."""
+        return holdings(layout, self._spec, rank, DTYPE_BYTES[dtype], kv_bytes=0)
 
     # ---- where
 
@@ -155,29 +156,6 @@ class Picture:
         return list(engine.get("memory", []))
 
 
-def _parts(layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int) -> list[dict[str, Any]]:
-    """Bytes of a rank by part of the model: which share of how many, and how many ranks hold the same one.
-
-    A share of a tensor is partitioned; a whole tensor that other ranks hold too is replicated.
-    """
-    sums: dict[tuple[str, int, int, int], int] = defaultdict(int)
-    for piece in weight_slices(layout, spec, rank).values():
-        index, num_shares = _share(piece)
-        copies = piece.replicated_over * layout.dp
-        sums[piece.part, index, num_shares, copies] += piece.num_elements * dtype_bytes
-    return [
-        {
-            "part": part,
-            "kind": "replicated" if copies > 1 and of == 1 else "partitioned",
-            "index": index,
-            "of": of,
-            "copies": copies,
-            "bytes": num_bytes,
-        }
-        for (part, index, of, copies), num_bytes in sums.items()
-    ]
-
-
 def _is_likely(layout: Layout) -> bool:
     """One axis of data, pipeline or tensor parallelism, and the products of data and tensor.
 
@@ -185,16 +163,3 @@ def _is_likely(layout: Layout) -> bool:
     """
     split = {axis for axis in ("dp", "pp", "pcp", "tp", "dcp", "ep") if getattr(layout, axis) > 1}
     return split in ({"dp"}, {"pp"}, {"tp"}, {"dp", "tp"})
-
-
-def _kv_part(layout: Layout, spec: ModelSpec, rank: int) -> dict[str, Any]:
-    """Which share of the KV cache; its bytes are the rank's `memory.kv`, known once the blocks are allocated."""
-    return dataclasses.asdict(holdings(layout, spec, rank, dtype_bytes=1, kv_bytes=0)[-1])
-
-
-def _share(piece: WeightSlice) -> tuple[int, int]:
-    """Which of how many shares of the tensor this slice is; (0, 1) when it is all of it."""
-    if piece.dim is None:
-        return 0, 1
-    extent = piece.pad_to or piece.stop - piece.start
-    return piece.start // extent, math.ceil(piece.shape[piece.dim] / extent)

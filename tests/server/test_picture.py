@@ -43,3 +43,19 @@ def test_the_choices_are_the_table_and_where_cores_end() -> None:
 def test_the_server_hands_the_table_out(double: Double) -> None:
     status, table = double.ask("GET", "/lab/choices")
     assert status == 200 and {"axes", "legal", "refused", "reasons", "presets"} <= set(table)
+
+
+def test_who_holds_what_knows_of_stages_and_experts() -> None:
+    made = picture("lab-moe-8x", 2)
+    held = {
+        slug: [
+            {part["part"]: (part["kind"], part["index"], part["of"]) for part in row["parts"]}
+            for row in made._ownership(Layout.parse(slug), "float32")
+        ]
+        for slug in ("pp2", "tp2xep2", "dp2xep2")
+    }
+    assert [rank["attention"] for rank in held["pp2"]] == [("partitioned", 0, 2), ("partitioned", 1, 2)]
+    assert "embedding" in held["pp2"][0] and "embedding" not in held["pp2"][1]
+    for slug in ("tp2xep2", "dp2xep2"):
+        assert [rank["experts"] for rank in held[slug]] == [("partitioned", 0, 2), ("partitioned", 1, 2)]
+    assert held["dp2xep2"][0]["attention"] == ("replicated", 0, 1)

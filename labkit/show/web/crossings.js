@@ -83,7 +83,7 @@ function paintCrossings(panel, svg, data, width) {
   const { x: [left, right], y: [low, high] } = rangesOf(data.marks);
   const sizes = [];
   for (let power = low; power <= high; power += BYTE_STEP) sizes.push(power);
-  const plot = { x0: widest(sizes.map((power) => bytes(2 ** power))) + 10, x1: width - 8, y1: 22, y0: CROSSING_HEIGHT - 42 };
+  const plot = { x0: widest(sizes.map((power) => bytes(2 ** power))) + 10, x1: width - 8, y1: 28, y0: CROSSING_HEIGHT - 42 };
   const scale = {
     x: (perSecond) => plot.x0 + ((Math.log10(perSecond) - left) / (right - left)) * (plot.x1 - plot.x0),
     y: (size) => plot.y0 - ((Math.log2(size) - low) / (high - low)) * (plot.y0 - plot.y1),

@@ -93,7 +93,8 @@ function expertRanks(svg, data, top, width, t) {
 }
 
 function rankLine(rank, room, t) {
-  const parts = [t("experts.sent", { size: bytes(rank.sent_bytes) }), t("experts.waited", { time: milliseconds(rank.wait_ms) }), t("experts.computed", { time: milliseconds(rank.compute_ms) })];
+  const parts = [t("experts.computed", { time: milliseconds(rank.compute_ms) })];
+  if (rank.sent_bytes) parts.unshift(t("experts.sent", { size: bytes(rank.sent_bytes) }), t("experts.waited", { time: milliseconds(rank.wait_ms) }));
   while (parts.length > 1 && textWidth(parts.join(" · ")) > room) parts.pop();
   return parts.join(" · ");
 }
