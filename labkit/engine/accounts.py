@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from labkit.engine.handoff import Handoff
 from labkit.engine.replica import Flight
 from labkit.engine.request import Request
 from labkit.measure.path import Path, path_of
@@ -19,7 +20,7 @@ from labkit.measure.records import ServerTimes
 
 
 class Account:
-    __slots__ = ("request", "times", "latest_ns", "num_unmerged", "is_closed")
+    __slots__ = ("request", "times", "latest_ns", "resumed_ns", "num_unmerged", "is_closed")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -43,12 +44,24 @@ class Account:
         )
         self.latest_ns = request.received_ns
         """Everything up to this instant is accounted for."""
+        self.resumed_ns = 0
+        """It was handed over until then: no part of a decode's queue."""
         self.num_unmerged = 0
         self.is_closed = False
 
+    def handed_over(self, handoff: Handoff, end_ns: int) -> None:
+        times = self.times
+        times.handoff_queue_ns += handoff.start_ns - handoff.left_ns
+        times.handoff_ns += end_ns - handoff.start_ns
+        times.handoff_bytes += handoff.sent_bytes
+        times.released_ns = times.released_ns or (end_ns if handoff.withheld else 0)
+        self.resumed_ns = end_ns
+
     def carried(self, span: Span, sampled: bool) -> None:
         """One step of this request is over."""
-        times, queue_ns = self.times, max(0, span.start_ns - self.latest_ns) + span.queue_ns
+        times = self.times
+        since_ns = max(self.latest_ns, self.resumed_ns) if times.first_end_ns else self.latest_ns
+        queue_ns = max(0, span.start_ns - since_ns) + span.queue_ns
         self.latest_ns = span.end_ns
         self.num_unmerged -= 1
         if times.first_end_ns:
@@ -125,6 +138,12 @@ class Accounts:
                 span = whole if path is None else Span.along(path, account.latest_ns)
                 account.carried(span, request in sampled)
                 self._settle(account)
+
+    def handed_over(self, handoff: Handoff, end_ns: int) -> None:
+        """Its KV has landed in another pool."""
+        account = self._open.get(handoff.request.id)
+        if account is not None and account.request is handoff.request:
+            account.handed_over(handoff, end_ns)
 
     def close(self, request: Request, layout: str, now_ns: int, error: str = "") -> None:
         """The request has ended (with `error`, in the middle: no more figures will come)."""

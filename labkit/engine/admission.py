@@ -59,12 +59,13 @@ def check_request(request: Request, max_context: int, vocab_size: int | None = N
         raise RequestRefused(f"Token id {wrong} does not exist: this model's ids are 0 to {vocab_size - 1}.")
 
 
-def check_fits(request: Request, num_blocks: int, block_size: int) -> None:
+def check_fits(request: Request, num_blocks: int, block_size: int, max_tokens: int | None = None) -> None:
     """Raise RequestRefused, with the arithmetic, when the request is larger than the whole pool.
 
     The last token of an answer is never read back, it needs no KV: prompt + max_tokens - 1 tokens must fit.
+    max_tokens: what of the answer is computed there; None: all of it.
     """
-    prompt, max_tokens = len(request.prompt), request.params.max_tokens
+    prompt, max_tokens = len(request.prompt), max_tokens or request.params.max_tokens
     needed = -(-(prompt + max_tokens - 1) // block_size)
     if needed <= num_blocks:
         return

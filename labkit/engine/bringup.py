@@ -15,7 +15,17 @@ from typing import Any, Protocol
 from labkit.engine.messages import AllocateKV, Configure, Configured, EngineMessage, Ready
 from labkit.engine.settings import EngineSettings
 from labkit.engine.watchdog import SWITCH_TIMEOUT_S
-from labkit.layout import LayerPlacements, Layout, kv_bytes_per_token, legal_layouts, rank_memory
+from labkit.layout import (
+    AnyLayout,
+    Deployment,
+    LayerPlacements,
+    Layout,
+    Pool,
+    kv_bytes_per_token,
+    legal_layouts,
+    pools_of,
+    rank_memory,
+)
 from labkit.measure.records import MemoryRecord
 from labkit.model.spec import ModelSpec
 
@@ -34,7 +44,7 @@ class RankPool(Protocol):
 
 @dataclass(frozen=True)
 class SwitchReport:
-    layout: Layout
+    layout: AnyLayout
     ready_s: float
     parts: dict[str, float]
     """Seconds: drain (steps in flight), load (weights), groups, warm; each the slowest rank's."""
@@ -42,7 +52,7 @@ class SwitchReport:
 
 @dataclass(frozen=True)
 class Standing:
-    """A layout that stands: blocks of each replica, every rank's memory, and what it took."""
+    """A layout that stands: blocks of each replica (pool after pool), every rank's memory, and what it took."""
 
     num_blocks: list[int]
     memory: list[MemoryRecord]
@@ -100,17 +110,15 @@ class BringUp:
 
     async def run(self, model: str, threads: int) -> Standing:
         """Raises SwitchRefused, or what `fail` was given."""
-        layout = self._settings.layout
-        configure = self._configure(model, threads)
-        configured = await self._ask({rank: configure for rank in range(self._num_ranks)}, Configured)
+        configures = {rank: self._configure(model, threads, self._pool_of(rank)) for rank in range(self._num_ranks)}
+        configured = await self._ask(configures, Configured)
         self._check(configured)
-        num_blocks = [
-            min(configured[rank].num_blocks for rank in layout.replica_ranks(replica))
-            for replica in range(layout.dp)
-        ]
+        replicas = [ranks for pool in pools_of(self._settings.layout) for ranks in pool.replicas]
+        num_blocks = [min(configured[rank].num_blocks for rank in ranks) for ranks in replicas]
         allocate = {
-            rank: AllocateKV(self._epoch, num_blocks[layout.replica_of(rank)])
-            for rank in range(layout.world_size)
+            rank: AllocateKV(self._epoch, blocks)
+            for ranks, blocks in zip(replicas, num_blocks, strict=True)
+            for rank in ranks
         }
         ready = await self._ask(allocate, Ready)
         parts = {
@@ -137,11 +145,16 @@ class BringUp:
         """The pool then fails, and with it this attempt."""
         self._pool.declare_hung(replies.missing, "a switch of layout", SWITCH_TIMEOUT_S)
 
-    def _configure(self, model: str, threads: int) -> Configure:
+    def _pool_of(self, rank: int) -> Pool:
+        """An idle rank is told of the first pool, in which it has no place."""
+        pools = pools_of(self._settings.layout)
+        return next((pool for pool in pools if rank in pool.ranks), pools[0])
+
+    def _configure(self, model: str, threads: int, pool: Pool) -> Configure:
         settings = self._settings
         return Configure(
             epoch=self._epoch,
-            layout=settings.layout.slug,
+            layout=pool.layout.slug,
             model=model,
             seed=settings.seed,
             dtype=settings.dtype,
@@ -156,12 +169,14 @@ class BringUp:
             expert_capacity=settings.expert_capacity,
             placements=[[list(experts) for experts in layer] for layer in self._placements],
             nodes=list(self._nodes),
+            first_rank=pool.first_rank,
+            deployment=settings.layout.slug if isinstance(settings.layout, Deployment) else "",
         )
 
     def _check(self, configured: dict[int, Configured]) -> None:
         refusals = [answer for answer in configured.values() if answer.error]
-        if refusals and not self._settings.memory_per_rank:  # each layout's own default is its ranks' business
-            raise SwitchRefused(refusals[0].error)
+        if refusals and (not self._settings.memory_per_rank or isinstance(self._settings.layout, Deployment)):
+            raise SwitchRefused(refusals[0].error)  # each layout's own default is its ranks' business
         if refusals:
             weights = max(answer.memory.weights for answer in refusals)
             fitting = layouts_that_fit(self._spec, self._settings, self._num_ranks, weights)
@@ -177,6 +192,7 @@ def layouts_that_fit(
     may keep more than the tensors (a packed copy of a tied head): others are expected to do so in proportion.
     """
     budget, refused = settings.memory_per_rank, settings.layout
+    assert isinstance(refused, Layout)
     excess = max(1.0, weights_bytes / _fullest_weights(refused, spec, settings))
     return [
         layout

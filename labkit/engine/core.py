@@ -14,21 +14,18 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine.admission import check_request
-from labkit.engine.blocks import BlockPool
+from labkit.engine.assemble import assemble
 from labkit.engine.bringup import BringUp, Standing, SwitchRefused, SwitchReport
 from labkit.engine.dispatcher import Dispatcher
 from labkit.engine.expert_load import ExpertLoad, placements_for
-from labkit.engine.messages import Configured, Hello, RankMessage, Ready, Sampled, StepStats
+from labkit.engine.messages import Configured, Hello, Moved, RankMessage, Ready, Sampled, StepStats
 from labkit.engine.places import describe_places, nodes_of, share_a_clock
-from labkit.engine.replica import Replica
 from labkit.engine.reporter import Emit, Reporter
 from labkit.engine.request import FinishReason, Request, RequestRefused
-from labkit.engine.router import Router
-from labkit.engine.scheduler import Scheduler, SchedulerConfig
 from labkit.engine.settings import EngineSettings
 from labkit.engine.stream import EngineDown, Output, RequestStream
 from labkit.engine.watchdog import STEP_TIMEOUT_S
-from labkit.layout import block_tokens, require_legal
+from labkit.layout import require_deployable
 from labkit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ class Engine:
         self._epoch = 0
         self._reporter = Reporter(emit, lambda: self._dispatcher.describe())
         self._dispatcher = Dispatcher(
-            pool.send_many, self._reporter, lambda ranks: pool.declare_hung(ranks, "a step", step_timeout_s),
+            pool.send_many, self._reporter, lambda ranks, what: pool.declare_hung(ranks, what, step_timeout_s),
             step_timeout_s=step_timeout_s, check=check,
         )  # fmt: skip
         self._expert_load = ExpertLoad(spec) if spec.moe else None
@@ -105,6 +102,8 @@ class Engine:
             self._dispatcher.sampled(message)
         elif isinstance(message, StepStats):
             self._dispatcher.stats(message)
+        elif isinstance(message, Moved):
+            self._dispatcher.moved(message)
         elif isinstance(message, Configured | Ready) and self._bring_up is not None:
             self._bring_up.add(rank, message)
 
@@ -131,7 +130,7 @@ class Engine:
 
     async def start(self, settings: EngineSettings) -> SwitchReport:
         """Start the pool if need be and give it its first layout. Raises as `switch` does."""
-        require_legal(settings.layout, self.spec, self.pool.config.num_ranks, engine=True)
+        require_deployable(settings.layout, self.spec, self.pool.config.num_ranks, engine=True)
         self.settings = settings
         self._set_state("starting")
         if self.pool.state != "ready":
@@ -162,7 +161,7 @@ class Engine:
 
         Raises LayoutError or SwitchRefused (both ValueError; what stood before stands again), EngineDown.
         """
-        require_legal(settings.layout, self.spec, self.pool.config.num_ranks, engine=True)
+        require_deployable(settings.layout, self.spec, self.pool.config.num_ranks, engine=True)
         return await self._detached(self._switch(settings, "switching"))
 
     async def _detached(self, work: Coroutine[Any, Any, SwitchReport]) -> SwitchReport:
@@ -219,31 +218,15 @@ class Engine:
         finally:
             self._bring_up = None
         self.settings, self._standing, self._failure = settings, standing, None
-        replicas = [self._replica(index, num_blocks) for index, num_blocks in enumerate(standing.num_blocks)]
         if self._expert_load is not None:
             self._expert_load.begin(settings.layout, placements)
         self._dispatcher.open(
-            replicas, Router(settings.router), self._epoch, settings.layout.slug,
-            settings.layout.attention_dp, self._expert_load,
+            assemble(settings, self.spec, standing), self._epoch, settings.layout.slug, self._expert_load,
+            settings.first_token == "decode",
         )  # fmt: skip
         self._set_state("ready")
         self._reporter.memory(standing.memory)
         return standing
-
-    def _replica(self, index: int, num_blocks: int) -> Replica:
-        settings, layout = self.settings, self.settings.layout
-        config = SchedulerConfig(
-            max_context=self.spec.max_positions,
-            eos_ids=frozenset(self.spec.eos_token_ids),
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_num_seqs=settings.max_num_seqs,
-            admission=settings.admission,
-            max_in_flight=layout.pp,
-        )
-        block_size = block_tokens(layout, settings.block_size)
-        scheduler = Scheduler(config, BlockPool(num_blocks, block_size, settings.prefix_cache))
-        chain = layout.group_of("pp", layout.sampling_rank(index))
-        return Replica(index, layout.replica_ranks(index), chain, scheduler)
 
     async def _recover(self) -> None:
         async with self._one_at_a_time:
@@ -301,6 +284,7 @@ class Engine:
             "failure": self._failure,
             "restarts_left": self.pool.restarts_left,
             "replicas": self._dispatcher.describe(),
+            "pools": self._dispatcher.describe_pools(),
             "settings": settings.to_dict(),
             "requests_in_flight": self._dispatcher.num_requests,
             "experts": self._expert_load.describe() if self._expert_load else None,

@@ -15,31 +15,32 @@ from typing import Any
 
 from labkit.engine.accounts import Accounts
 from labkit.engine.expert_load import ExpertLoad
+from labkit.engine.handoff import Handoff, Handoffs
 from labkit.engine.lockstep import merge_round, next_round
-from labkit.engine.messages import Sampled, Step, StepStats
+from labkit.engine.messages import Moved, MoveKV, Sampled, Step, StepStats
 from labkit.engine.plan import StepPlan
+from labkit.engine.pools import Pools
 from labkit.engine.replica import Flight, Replica
 from labkit.engine.reporter import Reporter
 from labkit.engine.request import FinishReason, Phase, Request, RequestRefused
-from labkit.engine.router import Router
 from labkit.engine.stream import EngineDown, RequestStream, TokenLogprobs
 from labkit.engine.watchdog import STEP_TIMEOUT_S, Watchdog
 from labkit.measure.experts import ExpertStep, merge_experts
 
-Send = Callable[[Sequence[int], Step], None]
+Send = Callable[[Sequence[int], Step | MoveKV], None]
 
 
 class Dispatcher:
     """shared_clock: the ranks' instants are of one clock. check: walk the pools after every step (tests).
 
-    on_hung(ranks): these have not answered a step for `step_timeout_s`.
+    on_hung(ranks, what): these have not answered a step, or a handoff, for `step_timeout_s`.
     """
 
     def __init__(
         self,
         send: Send,
         reporter: Reporter,
-        on_hung: Callable[[Sequence[int]], None],
+        on_hung: Callable[[Sequence[int], str], None],
         *,
         step_timeout_s: float = STEP_TIMEOUT_S,
         shared_clock: bool = True,
@@ -53,13 +54,17 @@ class Dispatcher:
         """Requests that wait for a layout to stand."""
         self._flights: dict[int, Flight] = {}
         """Steps whose figures are not merged, by step id."""
-        self._watchdog = Watchdog(self._flights, step_timeout_s, on_hung)
+        self._handoffs = Handoffs(send)
+        self._watchdog = Watchdog(self._flights, step_timeout_s, lambda ranks: on_hung(ranks, "a step"))
+        self._move_watchdog = Watchdog(
+            self._handoffs.moving, step_timeout_s, lambda ranks: on_hung(ranks, "a handoff of KV")
+        )
         self._quiet: asyncio.Future[None] | None = None
         self._last_step_id = 0
         self.is_open = False
-        self.replicas: Sequence[Replica] = ()
-        self._router, self._epoch, self._layout = Router(), 0, ""
-        self._lockstep = False
+        self._pools = Pools()
+        self._epoch, self._layout = 0, ""
+        self._withholds = True
         self._expert_load: ExpertLoad | None = None
 
     @property
@@ -74,21 +79,30 @@ class Dispatcher:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._streams
 
-    def _num_in_flight(self) -> int:
-        return sum(replica.num_in_flight for replica in self.replicas)
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        return self._pools.replicas
+
+    def _is_busy(self) -> bool:
+        return bool(self._handoffs.moving) or any(replica.num_in_flight for replica in self.replicas)
 
     def describe(self) -> list[dict[str, Any]]:
         return [replica.describe() for replica in self.replicas]
 
+    def describe_pools(self) -> list[dict[str, Any]]:
+        return [pool.describe() for pool in self._pools.pools]
+
     # ---- layouts come and go
 
     def open(
-        self, replicas: Sequence[Replica], router: Router, epoch: int, layout: str,
-        lockstep: bool = False, expert_load: ExpertLoad | None = None,
+        self, pools: Pools, epoch: int, layout: str, expert_load: ExpertLoad | None = None, withholds: bool = True
     ) -> None:  # fmt: skip
-        """A layout stands: whoever waited is routed, in order of arrival. lockstep: replicas share experts."""
-        self._lockstep, self._expert_load = lockstep, expert_load
-        self.replicas, self._router, self._epoch, self._layout = replicas, router, epoch, layout
+        """A layout stands: whoever waited is routed, in order of arrival.
+
+        withholds: a first token reaches the user only when its KV has reached the pool that decodes.
+        """
+        self._withholds, self._expert_load = withholds, expert_load
+        self._pools, self._epoch, self._layout = pools, epoch, layout
         self.is_open = True
         backlog, self._backlog = self._backlog, {}
         for request in sorted(backlog.values(), key=lambda request: request.received_ns):
@@ -104,18 +118,21 @@ class Dispatcher:
         Raises EngineDown when the ranks end meanwhile.
         """
         self.is_open = False
-        if self._num_in_flight():
+        if self._is_busy():
             self._quiet = asyncio.get_running_loop().create_future()
             await self._quiet
+        for handoff in self._handoffs.end_all():
+            self._release(handoff)
         for replica in self.replicas:
             self._backlog.update((request.id, request) for request in replica.scheduler.drain())
-        self.replicas = ()
+        self._pools = Pools()
 
     def fail(self, error: EngineDown) -> None:
         """The ranks are gone: every request ends with the sentence."""
         self.is_open = False
-        self.replicas = ()
+        self._pools = Pools()
         self._flights.clear()
+        self._handoffs.clear()
         self._backlog.clear()
         for stream in list(self._streams.values()):
             self._fail(stream.request, error)
@@ -141,12 +158,9 @@ class Dispatcher:
         return stream
 
     def _route(self, request: Request) -> None:
-        prompt = request.prompt if self._router.needs_prefix else ()
-        views = [replica.view(prompt) for replica in self.replicas]
-        index, reason = self._router.choose(len(request.prompt), views)
-        replica = self.replicas[index]
+        replica, reason = self._pools.begin(request)
         replica.scheduler.add(request)
-        request.replica, request.routed_because = index, reason
+        request.replica, request.routed_because = replica.index, reason
         self._wake(replica)
         self._reporter.start_pulse()
 
@@ -161,6 +175,8 @@ class Dispatcher:
         else:
             replica = self.replicas[request.replica]
             replica.scheduler.abort(request_id, reason)
+            if (source := self._handoffs.withdraw(request_id)) is not None:
+                self._wake(source)
             self._wake(replica)
         stream.end(reason)
         self._forget(request)
@@ -189,26 +205,34 @@ class Dispatcher:
         replica = flight.replica
         replica.num_in_flight -= 1
         finished = replica.scheduler.complete(flight.plan, message.token_ids) if flight.plan else []
+        self._hand_over(replica, flight.end_ns)
         self._send_steps(replica)
         self._hand_out(flight, message, finished)
         replica.note_pace(flight)
         self._merge_if_whole(flight)
         if self._check:
             replica.scheduler.check_integrity()
-        if self._quiet is not None and not self._num_in_flight():
+        self._note_quiet()
+
+    def _note_quiet(self) -> None:
+        if self._quiet is not None and not self._is_busy():
             self._quiet.set_result(None)
             self._quiet = None
 
     def _send_steps(self, replica: Replica) -> None:
-        if self._lockstep:
-            self._send_rounds()
-            return
-        while self.is_open and (plan := replica.scheduler.schedule()) is not None:
-            self._send_step(replica, plan)
+        companions = self._pools.companions(replica)
+        if companions:
+            self._send_rounds(companions)
+        else:
+            while self.is_open and (plan := replica.scheduler.schedule()) is not None:
+                self._send_step(replica, plan)
+        for each in companions or (replica,):
+            if self._handoffs.start(each, self._epoch):
+                self._move_watchdog.watch()
 
-    def _send_rounds(self) -> None:
-        while self.is_open and (plans := next_round(self.replicas)):
-            flights = [self._send_step(*each) for each in zip(self.replicas, plans, strict=True)]
+    def _send_rounds(self, replicas: Sequence[Replica]) -> None:
+        while self.is_open and (plans := next_round(replicas)):
+            flights = [self._send_step(*each) for each in zip(replicas, plans, strict=True)]
             for flight in flights:
                 flight.companions = flights
 
@@ -237,9 +261,49 @@ class Dispatcher:
         for request, token_id, logprob in zip(flight.plan.sampled, message.token_ids, logprobs, strict=False):
             stream = self._streams.get(request.id)
             if stream is not None and stream.request is request:
+                if self._withholds and (handoff := self._handoffs.waiting.get(request.id)) is not None:
+                    handoff.withheld = (token_id, logprob)
+                    continue
                 stream.push(token_id, logprob, request.finish_reason)
         for request in finished:
             self._forget(request)
+
+    # ---- from the pool that prefills to the pool that decodes
+
+    def _hand_over(self, source: Replica, now_ns: int) -> None:
+        """Queue what has just been prefilled where it will be decoded."""
+        handed, source.scheduler.handed = source.scheduler.handed, []
+        for request in handed:
+            target, reason = self._pools.take_over(request)
+            self._handoffs.open(request, source, target, now_ns)
+            request.replica = target.index
+            request.routed_because += f"; decode: {reason}"
+            target.scheduler.adopt(request)
+            self._wake(target)
+
+    def moved(self, message: Moved) -> None:
+        """A rank has given or taken its part of a request's KV."""
+        handoff = self._handoffs.moved(message) if message.epoch == self._epoch else None
+        if handoff is None:
+            return
+        end_ns = time.monotonic_ns()
+        handoff.source.scheduler.let_go(handoff.request.id)
+        handoff.target.scheduler.landed(handoff.request)
+        self._accounts.handed_over(handoff, end_ns)
+        self._reporter.handoff(handoff, end_ns)
+        for replica in (handoff.target, handoff.source):
+            self._send_steps(replica)
+        self._release(handoff)
+        if self._check:
+            handoff.source.scheduler.check_integrity()
+            handoff.target.scheduler.check_integrity()
+        self._note_quiet()
+
+    def _release(self, handoff: Handoff) -> None:
+        """Give the user the token that waited for its KV."""
+        stream = self._streams.get(handoff.request.id)
+        if handoff.withheld is not None and stream is not None and stream.request is handoff.request:
+            stream.push(*handoff.withheld, None)
 
     # ---- a step's figures
 
@@ -257,7 +321,7 @@ class Dispatcher:
         for each, merged in zip(flight.round, merge_round(flight.round, self.shared_clock), strict=True):
             del self._flights[each.step_id]
             self._accounts.merged(each, merged)
-            self._reporter.step(each, merged, self._layout, self._experts_of(each))
+            self._reporter.step(each, merged, self._experts_of(each))
 
     def _experts_of(self, flight: Flight) -> ExpertStep | None:
         load = self._expert_load

@@ -10,7 +10,16 @@ import numpy as np
 
 from labkit.engine.bringup import SwitchRefused
 from labkit.engine.settings import EngineSettings
-from labkit.layout import LayerPlacements, Layout, imbalance, place_experts, plain_placement
+from labkit.layout import (
+    AnyLayout,
+    Deployment,
+    LayerPlacements,
+    Layout,
+    imbalance,
+    place_experts,
+    plain_placement,
+    pools_of,
+)
 from labkit.measure.experts import ExpertStep, Ints
 from labkit.model.spec import ModelSpec
 
@@ -28,9 +37,9 @@ class ExpertLoad:
     def _zeros(self) -> Ints:
         return np.zeros((self.spec.num_layers, self.num_experts), np.int64)
 
-    def begin(self, layout: Layout, placements: LayerPlacements) -> None:
-        """Another layout stands."""
-        self._layout, self._placements = layout, placements
+    def begin(self, layout: AnyLayout, placements: LayerPlacements) -> None:
+        """Another layout stands; of several pools, the imbalance is told as the first would have it."""
+        self._layout, self._placements = pools_of(layout)[0].layout, placements
         if self._counts.any():
             self._before = self._counts
             self._counts = self._zeros()
@@ -81,7 +90,13 @@ def placements_for(load: ExpertLoad | None, settings: EngineSettings) -> LayerPl
         return ()
     if load is None:
         raise SwitchRefused("expert_placement and expert_capacity are for models with experts; this one has none.")
-    if settings.expert_placement == "plain" or settings.layout.ep == 1:
+    if settings.expert_placement == "plain":
+        return ()
+    if isinstance(settings.layout, Deployment):
+        raise SwitchRefused(
+            f"expert_placement is 'measured', which is for one layout; {settings.layout} are several pools: take 'plain'."
+        )
+    if settings.layout.ep == 1:
         return ()
     try:
         return load.placements(settings.layout, settings.expert_copies)

@@ -7,16 +7,28 @@ block more, again and again.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from labkit.engine.admission import ExpectedLength
 from labkit.engine.blocks import BlockPool, IntegrityError
 from labkit.engine.request import Request
 
 
+@dataclass(slots=True, eq=False)
+class Kept:
+    """Blocks of a request that goes on in another pool: they live until they have been read."""
+
+    id: str
+    blocks: array[int]
+
+
 class Ledger:
-    def __init__(self, pool: BlockPool, reserving: bool) -> None:
-        self.pool, self.reserving = pool, reserving
+    """prefills_only: a request leaves with its first token, and is expected to hold no more than that."""
+
+    def __init__(self, pool: BlockPool, reserving: bool, prefills_only: bool = False) -> None:
+        self.pool, self.reserving, self.prefills_only = pool, reserving, prefills_only
         self.expected_length = ExpectedLength()
         self.num_reserved = 0
         """Blocks promised and not taken yet."""
@@ -48,6 +60,27 @@ class Ledger:
         request.num_reserved = needed if self.reserving else 0
         self.num_reserved += request.num_reserved
         return True
+
+    def claim_arriving(self, request: Request) -> bool:
+        """Blocks for the KV that comes from another pool, beyond what is cached here; False: no room yet.
+
+        `num_computed` then counts what was found; the rest is `arriving`'s.
+        """
+        num_cached = request.num_cached  # what the pool that computed it found: the figure that the user is told
+        if not self.claim(request, request.arriving):
+            return False
+        found, request.num_cached = request.num_computed, num_cached
+        self.take(request, request.arriving - found)
+        return True
+
+    def keep(self, request: Request) -> Kept:
+        """The request leaves for another pool with the number of tokens that it computed here (`arriving`)."""
+        self.publish(request, request.num_computed)
+        kept, request.blocks = Kept(request.id, request.blocks), array("i")
+        request.arriving = request.num_computed
+        self._forget(request)
+        self._expect(request, 0)
+        return kept
 
     def take(self, request: Request, num_tokens: int) -> bool:
         """Blocks for `num_tokens` more; False when too few are free."""
@@ -82,6 +115,10 @@ class Ledger:
         self.publish(request, request.num_computed)
         self.pool.release(request.blocks)
         del request.blocks[:]
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Nothing of it is here any more."""
         self._keep_promise(request, request.num_reserved)
         self.advance(request, -request.num_computed)
         request.num_published = request.prefix_node = 0
@@ -96,7 +133,9 @@ class Ledger:
 
     def _expected_tokens(self, request: Request) -> int:
         """KV tokens at its end: the answer's last token is never read back."""
-        answer = max(self.expected_length.of(request.params.max_tokens), len(request.output) + 1)
+        answer = len(request.output) + 1
+        if not self.prefills_only:
+            answer = max(self.expected_length.of(request.params.max_tokens), answer)
         return self._whole_blocks(request, len(request.prompt) + answer - 1)
 
     def _whole_blocks(self, request: Request, num_tokens: int) -> int:
@@ -112,10 +151,10 @@ class Ledger:
         request.num_reserved -= kept
         self.num_reserved -= kept
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
+    def check_integrity(self, requests: Iterable[Request], kept: Iterable[Kept] = ()) -> None:
         """Every block in one place, every sum true. For tests: it walks everything."""
         live = list(requests)
-        self.pool.check_integrity(live)
+        self.pool.check_integrity([*live, *kept])
         load = sum(request.expected_tokens - request.num_computed for request in live)
         if any(request.num_computed > request.expected_tokens for request in live):
             raise IntegrityError("a request has computed more than was expected of it")

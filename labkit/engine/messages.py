@@ -24,7 +24,7 @@ class Configure(_Message):
     epoch: int
     """Counts switches; a step of another epoch is dropped."""
     layout: str
-    """`Layout` slug. The layout's ranks are 0..world_size-1 of the pool; the other ranks stay idle."""
+    """`Layout` slug. Its ranks are first_rank .. first_rank + world_size - 1 of the pool; a rank beyond is idle."""
     model: str
     """Folder with config.json (and safetensors), or the path of a config.json."""
     seed: int
@@ -49,6 +49,10 @@ class Configure(_Message):
     """Rows that an expert takes in a step, as a multiple of an even share; 0: all, none is dropped."""
     placements: list[list[list[int]]] = []
     """For each layer, for each rank of an ep group, its experts; [] (for a layer, or at all): plain order."""
+    first_rank: int = 0
+    """Where the layout's ranks begin: several layouts with roles stand beside each other in a deployment."""
+    deployment: str = ""
+    """All of them, where there are several; else empty."""
 
 
 class AllocateKV(_Message):
@@ -91,6 +95,27 @@ class Step(_Message):
     sample: list[SampleSpec]
     num_prefill_seqs: int
     """Sequences [0, num_prefill_seqs) are prefill chunks, the rest are decodes (query_len 1)."""
+
+
+class MoveKV(_Message):
+    """Hand the KV of one request from a replica to one of another pool; to every rank of both. Answered by `Moved`.
+
+    Who gives what to whom follows from the two layouts (`labkit.layout.reshard`). Steps may come meanwhile; they do
+    not touch these blocks.
+    """
+
+    epoch: int
+    move_id: int
+    """Counts upwards: all ranks carry out their moves in this order."""
+    source: tuple[int, int]
+    """(pool, replica in it)"""
+    target: tuple[int, int]
+    start: int
+    """Tokens [start, stop) of the sequence."""
+    stop: int
+    source_blocks: bytes
+    """int32: the sequence's blocks, from its first token on, as the source replica has them."""
+    target_blocks: bytes
 
 
 class Fault(_Message):
@@ -188,6 +213,17 @@ class StepStats(_Message):
     """Rows of `labkit.measure.experts`, one for each MoE layer; empty for dense models."""
 
 
+class Moved(_Message):
+    """What this rank gave or took of a `MoveKV` has been sent, or stands in its blocks."""
+
+    epoch: int
+    move_id: int
+    rank: int
+    sent_bytes: int
+    start_ns: int
+    end_ns: int
+
+
 class Failed(_Message):
     """The last words of a rank that raised."""
 
@@ -197,8 +233,8 @@ class Failed(_Message):
     traceback: str
 
 
-EngineMessage = Configure | AllocateKV | Step | Fault | Shutdown
-RankMessage = Hello | Configured | Ready | Sampled | StepStats | Failed
+EngineMessage = Configure | AllocateKV | Step | MoveKV | Fault | Shutdown
+RankMessage = Hello | Configured | Ready | Sampled | StepStats | Moved | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

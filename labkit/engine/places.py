@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.engine.messages import Hello
-from labkit.layout import Layout
+from labkit.layout import AnyLayout
 from labkit.layout.fabrics import group_fabrics
 
 
@@ -26,7 +26,7 @@ def share_a_clock(hellos: Mapping[int, Hello], device: str) -> bool:
     return device == "cpu" and len({hello.clock for hello in hellos.values()}) <= 1
 
 
-def describe_places(hellos: Mapping[int, Hello], device: str, layout: Layout, fabric: str) -> dict[str, Any]:
+def describe_places(hellos: Mapping[int, Hello], device: str, layout: AnyLayout, fabric: str) -> dict[str, Any]:
     """For the state: `nodes`, each with its host and ranks; `groups`, each with what carries it; `clock`."""
     nodes = nodes_of(hellos)
     ranks_of: dict[int, list[int]] = {}

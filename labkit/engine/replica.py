@@ -52,12 +52,14 @@ class Flight:
 
 
 class Replica:
-    """chain: one rank of each stage, in order; its last is the one that samples."""
+    """chain: one rank of each stage, in order; its last is the one that samples. layout: its pool's slug."""
 
     def __init__(
-        self, index: int, ranks: tuple[int, ...], chain: tuple[int, ...], scheduler: Scheduler
-    ) -> None:
+        self, index: int, ranks: tuple[int, ...], chain: tuple[int, ...], scheduler: Scheduler,
+        *, pool: int = 0, index_in_pool: int = 0, role: str = "any", layout: str = "",
+    ) -> None:  # fmt: skip
         self.index, self.ranks, self.chain, self.sampling_rank = index, ranks, chain, chain[-1]
+        self.pool, self.index_in_pool, self.role, self.layout = pool, index_in_pool, role, layout
         self.scheduler = scheduler
         self.num_in_flight = 0
         self.is_woken = False
@@ -89,4 +91,6 @@ class Replica:
             "kv_total_blocks": pool.num_blocks,
             "kv_block_tokens": pool.block_size,
             "ranks": list(self.ranks),
+            "pool": self.pool,
+            "role": self.role,
         }

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.handoff import Handoff
 from labkit.engine.replica import Flight
 from labkit.layout import Layout, query_loads
 from labkit.measure.crossings import tally
@@ -43,10 +44,26 @@ class Reporter:
     def memory(self, records: list[MemoryRecord]) -> None:
         self._emit({"event": "memory", "ranks": records})
 
-    def step(self, flight: Flight, merged: MergedStep, layout: str, experts: ExpertStep | None = None) -> None:
+    def handoff(self, handoff: Handoff, end_ns: int) -> None:
+        self._emit(
+            {
+                "event": "handoff",
+                "request_id": handoff.request.id,
+                "run_id": handoff.request.run_id,
+                "source": handoff.source.index,
+                "target": handoff.target.index,
+                "num_tokens": handoff.num_tokens,
+                "bytes": handoff.sent_bytes,
+                "left_ns": handoff.left_ns,
+                "start_ns": handoff.start_ns,
+                "end_ns": end_ns,
+            }
+        )
+
+    def step(self, flight: Flight, merged: MergedStep, experts: ExpertStep | None = None) -> None:
         if not self._steps:
             asyncio.get_running_loop().call_later(STEPS_PERIOD_S, self.flush)
-        self._steps.append(step_record(flight, merged, layout, experts))
+        self._steps.append(step_record(flight, merged, flight.replica.layout, experts))
         if len(merged.rows):
             self._rows.append(merged.rows)
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 class Phase(enum.Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
+    HANDOFF = "handoff"
+    """Its blocks are there, and its KV is on the way from the pool that computed it."""
     DECODE = "decode"
     FINISHED = "finished"
 
@@ -67,7 +69,9 @@ class Request:
     """Of those, how many came from the prefix cache at the (last) admission."""
     blocks: array[int] = field(default_factory=lambda: array("i"))
     in_flight: int = 0
-    """Steps that carry this request and have not returned: its blocks live until this is 0."""
+    """Steps (and a handoff) that carry this request and have not returned: its blocks live until this is 0."""
+    arriving: int = 0
+    """Leading tokens whose KV another pool has computed, and which are to come from there."""
     aborted: bool = False
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0

@@ -20,9 +20,12 @@ from torch import Tensor
 from labkit.engine import memory
 from labkit.engine.batches import Shape, build, windows_of
 from labkit.engine.graphs import DecodeGraphs
-from labkit.engine.messages import AllocateKV, Configure, Configured, Memory, Ready, Sampled, Step
+from labkit.engine.messages import AllocateKV, Configure, Configured, Memory, Moved, MoveKV, Ready, Sampled, Step
+from labkit.engine.mover import KVMover
 from labkit.engine.sampler import sample
+from labkit.engine.step_clock import CudaClock, HostClock
 from labkit.layout import (
+    Deployment,
     LayerPlacements,
     Layout,
     LayoutError,
@@ -54,6 +57,8 @@ class _Model:
 
     message: Configure
     layout: Layout
+    rank: int
+    """In the layout."""
     spec: ModelSpec
     mesh: Mesh
     decoder: Decoder
@@ -65,6 +70,7 @@ class _Model:
     turns: Tensor | None = None
     shape: Shape | None = None
     graphs: DecodeGraphs | None = None
+    mover: KVMover | None = None
 
 
 class Runner:
@@ -90,7 +96,7 @@ class Runner:
         layout = Layout.parse(message.layout)
         mesh = self.mesh_factory(message)
         groups_s = time.perf_counter() - began
-        if self.rank >= layout.world_size:
+        if self.rank - message.first_rank >= layout.world_size:
             return Configured(message.epoch, self.rank, 0, 0, Memory(), 0.0, groups_s)
         try:
             configured = self._load(message, layout, mesh)
@@ -102,12 +108,14 @@ class Runner:
 
     def _load(self, message: Configure, layout: Layout, mesh: Mesh) -> Configured:
         began = time.perf_counter()
+        rank = self.rank - message.first_rank
         spec, dtype = load_spec(message.model), DTYPES[message.dtype]
         require_legal(layout, spec, engine=True)
         placements = _placements(message)
-        slices = weight_slices(layout, spec, self.rank, placements)
+        slices = weight_slices(layout, spec, rank, placements)
         needed = slice_bytes(slices, dtype)
-        budget = message.memory_bytes or memory.default_budget(self.device, layout.world_size, sum(needed.values()))
+        num_ranks = Deployment.parse(message.deployment or message.layout).world_size
+        budget = message.memory_bytes or memory.default_budget(self.device, num_ranks, sum(needed.values()))
         memory.check_weights(spec.name, str(layout), self.rank, needed, budget)
         source = open_source(model_dir(message.model), spec, message.seed)
         with torch.inference_mode():
@@ -115,7 +123,7 @@ class Runner:
             moe = expert_parallel(
                 layout, spec, mesh, self.device, placements=placements, capacity=message.expert_capacity
             )
-            decoder = Decoder(spec, layout, self.rank, weights, mesh.tp, moe)
+            decoder = Decoder(spec, layout, rank, weights, mesh.tp, moe)
         boundary = Boundary(mesh.pp, spec.hidden_size, dtype, self.device)
         used = decoder.bytes_by_part()
         heads = len(decoder.layers), decoder.num_kv_heads
@@ -124,8 +132,8 @@ class Runner:
         most = memory.most_blocks(message.max_num_seqs, spec.max_positions, block_tokens(layout, message.block_size))
         num_blocks = min(fitting, most)
         other = max(0, memory.used_bytes(self.device) - sum(used.values()))
-        samples = layout.sampling_rank(layout.replica_of(self.rank)) == self.rank
-        self._model = _Model(message, layout, spec, mesh, decoder, boundary, budget, other, samples)
+        samples = layout.sampling_rank(layout.replica_of(rank)) == rank
+        self._model = _Model(message, layout, rank, spec, mesh, decoder, boundary, budget, other, samples)
         report = memory.report(used, 0, budget, other)
         load_s = time.perf_counter() - began
         return Configured(message.epoch, self.rank, num_blocks, block, report, load_s, 0.0)
@@ -136,6 +144,7 @@ class Runner:
         model = self._configured()
         with torch.inference_mode():
             self._make_cache(model, message.num_blocks)
+            self._make_mover(model)
             model.mesh.warm()
             self._warm(model)
         assert model.cache is not None
@@ -160,6 +169,14 @@ class Runner:
             width = None if model.boundary.is_first else spec.hidden_size
             model.graphs = DecodeGraphs(self._forward, model.shape, model.message.max_num_seqs, width)
 
+    def _make_mover(self, model: _Model) -> None:
+        message = model.message
+        deployment = Deployment.parse(message.deployment) if message.deployment else None
+        if deployment is not None and self.rank in deployment.handoff_ranks:
+            assert model.cache is not None
+            model.mover = KVMover(model.mesh.handoff, self.rank, deployment, model.spec, message.block_size,
+                                  model.cache, self.device)  # fmt: skip
+
     def _warm(self, model: _Model) -> None:
         assert model.shape is not None
         for step in memory.warm_steps(model.message, model.shape.spare_block):
@@ -172,9 +189,27 @@ class Runner:
         """Frees weights and cache; graphs go first, since they hold the groups they were captured with."""
         if self._model is not None and self._model.graphs is not None:
             self._model.graphs.destroy()
+        if self._model is not None and self._model.mover is not None:
+            self._model.mover.close()
         self._model = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    # ---- KV from pool to pool
+
+    @torch.inference_mode()
+    def move(self, message: MoveKV) -> None:
+        """Begin this rank's part; `moved` tells when it is over."""
+        mover = self._configured().mover
+        if mover is None:
+            raise RuntimeError(f"rank {self.rank} hands no KV over in this layout, and was told to")
+        mover.begin(message)
+
+    @torch.inference_mode()
+    def moved(self) -> list[Moved]:
+        """Moves that are over since the last call."""
+        mover = self._configured().mover
+        return [] if mover is None else mover.landed()
 
     # ---- a step
 
@@ -188,7 +223,7 @@ class Runner:
         model = self._model
         if model is None or model.shape is None or message.epoch != model.message.epoch:
             return None, start_ns, start_ns
-        clock = _CudaClock() if self.device.type == "cuda" else _HostClock(start_ns)
+        clock = CudaClock() if self.device.type == "cuda" else HostClock(start_ns)
         logits = self._logits(model, message)
         ids, logprobs = sample(logits, message.sample) if model.samples and logits is not None else ([], None)
         start_ns, end_ns = clock.read()
@@ -244,28 +279,3 @@ class Runner:
 
 def _placements(message: Configure) -> LayerPlacements:
     return tuple(tuple(tuple(experts) for experts in layer) for layer in message.placements)
-
-
-class _HostClock:
-    """The host's clock: on a CPU a step is over when its calls have returned."""
-
-    def __init__(self, start_ns: int) -> None:
-        self.start_ns = start_ns
-
-    def read(self) -> tuple[int, int]:
-        return self.start_ns, time.monotonic_ns()
-
-
-class _CudaClock:
-    """The device's own start and end of a step, put on the host's clock when it is over."""
-
-    def __init__(self) -> None:
-        self.begin = torch.cuda.Event(enable_timing=True)
-        self.begin.record()
-
-    def read(self) -> tuple[int, int]:
-        end = torch.cuda.Event(enable_timing=True)
-        end.record()
-        end.synchronize()
-        end_ns = time.monotonic_ns()
-        return end_ns - int(self.begin.elapsed_time(end) * 1e6), end_ns

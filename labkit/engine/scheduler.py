@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from labkit.engine.admission import check_fits, check_request
 from labkit.engine.blocks import BlockPool, IntegrityError
-from labkit.engine.ledger import Ledger
+from labkit.engine.ledger import Kept, Ledger
 from labkit.engine.plan import StepPlan
 from labkit.engine.request import FinishReason, Phase, Request
 from labkit.engine.router import ReplicaView
@@ -31,6 +31,8 @@ class SchedulerConfig:
     admission: str = "labkit"
     max_in_flight: int = 1
     """Steps on their way at once (the number of pipeline stages)."""
+    prefills_only: bool = False
+    """Requests leave with their first token, and decode in another pool."""
 
     def __post_init__(self) -> None:
         if self.admission not in ADMISSIONS:
@@ -50,12 +52,18 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.config, self.pool = config, pool
-        self.ledger = Ledger(pool, reserving=config.admission == "labkit")
+        self.ledger = Ledger(pool, config.admission == "labkit", config.prefills_only)
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.leaving: list[Request] = []
         """Aborted while a step carried them: their blocks live until it returns."""
+        self.handed: list[Request] = []
+        """Have left for another pool with the last step; whoever takes them there empties the list."""
+        self.kept: dict[str, Kept] = {}
+        """By request, the blocks of those that left, until they are let go."""
+        self.admitted: list[Request] = []
+        """Have got their blocks for KV that comes from another pool; whoever sends it empties the list."""
         self.num_in_flight = 0
         self.num_preemptions = 0
 
@@ -107,13 +115,27 @@ class Scheduler:
         return chunk
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
-        while budget and self.waiting and len(self.running) < self.config.max_num_seqs:
-            if not self.ledger.claim(self.waiting[0], budget):
+        while self.waiting and len(self.running) < self.config.max_num_seqs:
+            if self.waiting[0].arriving:
+                if not self._admit_arriving(self.waiting[0]):
+                    return
+                continue
+            if not budget or not self.ledger.claim(self.waiting[0], budget):
                 return
             request = self.waiting.popleft()
             request.phase = PREFILL  # also when it comes back with an answer begun and a prefix found
             self.running.append(request)
             budget -= self._add_chunk(plan, request, budget)
+
+    def _admit_arriving(self, request: Request) -> bool:
+        """It takes no part in a step before its KV has landed, and no room is taken from it meanwhile."""
+        if not self.ledger.claim_arriving(request):
+            return False
+        self.waiting.popleft()
+        self.running.append(request)
+        request.phase, request.in_flight = Phase.HANDOFF, 1
+        self.admitted.append(request)
+        return True
 
     def _make_room(self, wanting: Request, num_tokens: int) -> bool:
         """Blocks for `num_tokens` more, the latest arrivals' if need be; False: not in this step."""
@@ -148,6 +170,8 @@ class Scheduler:
             request.output.append(token)
             if token in request.stop_ids or len(request.output) >= request.params.max_tokens:
                 finished.append(request)
+            elif self.config.prefills_only:
+                self._hand_over(request)
         for request in finished:
             self.running.remove(request)
             self._finish(request, _why(request))
@@ -155,12 +179,43 @@ class Scheduler:
             self._let_go()
         return finished
 
+    # ---- from pool to pool ----------------------------------------------------------------------------
+
+    def _hand_over(self, request: Request) -> None:
+        self.running.remove(request)
+        del self.requests[request.id]
+        self.kept[request.id] = self.ledger.keep(request)
+        request.phase = Phase.WAITING
+        self.handed.append(request)
+
+    def let_go(self, request_id: str) -> None:
+        """What was kept of a request that left has been read, or nobody will read it."""
+        kept = self.kept.pop(request_id, None)
+        if kept is not None:
+            self.pool.release(kept.blocks)
+
+    def adopt(self, request: Request) -> None:
+        """Queue a request whose `arriving` tokens another pool has computed."""
+        self.requests[request.id] = request
+        self.waiting.append(request)
+        self.ledger.enter(request)
+
+    def landed(self, request: Request) -> None:
+        """All that was on the way to an admitted request is in its blocks."""
+        self.ledger.advance(request, request.arriving - request.num_computed)
+        request.in_flight, request.arriving = 0, 0
+        if request.aborted:
+            self._let_go()
+            return
+        self.ledger.publish(request, request.num_computed)
+        request.phase = DECODE
+
     # ---- coming and going -----------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused for one that can never be served."""
         check_request(request, self.config.max_context)
-        check_fits(request, self.pool.num_blocks, self.pool.block_size)
+        check_fits(request, self.pool.num_blocks, self.pool.block_size, self._answer_here)
         if request.id in self.requests:
             raise ValueError(f"Request {request.id} is here already: ids must differ.")
         eos_ids = frozenset() if request.params.ignore_eos else self.config.eos_ids
@@ -169,6 +224,11 @@ class Scheduler:
         self.requests[request.id] = request
         self.waiting.append(request)
         self.ledger.enter(request)
+
+    @property
+    def _answer_here(self) -> int | None:
+        """Tokens of an answer that are computed here, where that is not all of them."""
+        return 1 if self.config.prefills_only else None
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Request | None:
         """End a request now, whoever asks; None when it has ended already."""
@@ -188,6 +248,7 @@ class Scheduler:
         everybody = self.running + list(self.waiting)
         for request in everybody:
             self.ledger.leave(request, answered=False)
+            request.arriving = 0
         self.running, self.waiting, self.requests = [], deque(), {}
         return everybody
 
@@ -225,7 +286,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Every block in one place, every request in one queue, every sum true. It walks everything."""
-        self.ledger.check_integrity(self.requests.values())
+        self.ledger.check_integrity(self.requests.values(), self.kept.values())
         queued = [*self.running, *self.waiting, *self.leaving]
         if len(queued) != len(self.requests) or set(queued) != set(self.requests.values()):
             raise IntegrityError("a request is in two queues, or in none")

@@ -10,18 +10,19 @@ from typing import Any
 
 from labkit.engine.router import POLICIES
 from labkit.engine.scheduler import ADMISSIONS
-from labkit.layout import Layout
+from labkit.layout import AnyLayout, Layout
 
 FABRICS = ("shm", "gloo", "nccl")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PLACEMENTS = ("plain", "measured")
+FIRST_TOKENS = ("decode", "prefill")
 _CHOICES = {"router": POLICIES, "admission": ADMISSIONS, "fabric": FABRICS, "dtype": tuple(DTYPES),
-            "expert_placement": PLACEMENTS}  # fmt: skip
+            "expert_placement": PLACEMENTS, "first_token": FIRST_TOKENS}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    layout: Layout = Layout()
+    layout: AnyLayout = Layout()
     router: str = "least-work"
     admission: str = "labkit"
     prefix_cache: bool = True
@@ -41,13 +42,18 @@ class EngineSettings:
     """measured: by the load of the layout that stands when this one is set up."""
     expert_copies: int = 0
     """Extra copies of the most loaded experts, in each layer, when the placement is measured."""
+    first_token: str = "decode"
+    """With pools for prefill and decode: which of them gives the user the first token. decode: once the KV has
+    landed there, as vLLM and SGLang do; prefill: as soon as it is sampled, and the handoff delays the second."""
+    long_prompt_tokens: int = 1024
+    """With a pool for long prompts: those of so many tokens or more go there."""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}; choose one of {', '.join(allowed)}.")
-        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "long_prompt_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.memory_per_rank < 0:

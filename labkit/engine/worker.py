@@ -24,7 +24,7 @@ import torch
 from labkit.engine import messages
 from labkit.engine.channel import Channel
 from labkit.engine.launch import Launch
-from labkit.engine.messages import AllocateKV, Configure, Fault, Sampled, Shutdown, Step
+from labkit.engine.messages import AllocateKV, Configure, Fault, MoveKV, Sampled, Shutdown, Step
 from labkit.parallel.mesh import MeshFactory
 
 
@@ -37,9 +37,13 @@ class RankRunner(Protocol):
 
     def step(self, message: Step) -> tuple[Sampled | None, int, int]: ...
 
+    def move(self, message: MoveKV) -> None: ...
+
+    def moved(self) -> list[messages.Moved]: ...
+
 
 _NAP_S = 200e-6
-"""Between two looks at sends that the receiver has no room for yet."""
+"""Between two looks at sends that the receiver has no room for yet, and at KV on its way."""
 
 MakeRunner = Callable[[int, MeshFactory, torch.device], RankRunner]
 
@@ -53,6 +57,8 @@ class Worker:
         self._runner = runner
         self._door = mesh_factory.door
         self._epoch = -1
+        self._num_moves = 0
+        """KV under way to or from this rank, beside its steps."""
 
     def run(self) -> None:
         """Until the engine says `Shutdown` or closes the connection."""
@@ -61,16 +67,31 @@ class Worker:
             message = messages.decode_engine_message(payload)
             if isinstance(message, Step):
                 self._step(message, arrived_ns)
+            elif isinstance(message, MoveKV):
+                self._move(message)
             elif isinstance(message, Shutdown):
                 return
             else:
                 self._obey(message)
 
     def _next(self) -> bytes | None:
-        """The next message; until it comes, sends under way are moved along."""
-        while self._door.sending and not self._channel.ready(_NAP_S):
+        """The next message; until it comes, sends under way are moved along, and KV that has landed is told."""
+        self._tell_moved()
+        while (self._door.sending or self._num_moves) and not self._channel.ready(_NAP_S):
             self._door.advance()
+            self._tell_moved()
         return self._channel.receive()
+
+    def _move(self, message: MoveKV) -> None:
+        if message.epoch == self._epoch:
+            self._runner.move(message)
+            self._num_moves += 1
+
+    def _tell_moved(self) -> None:
+        if self._num_moves:
+            for moved in self._runner.moved():
+                self._num_moves -= 1
+                self._channel.send(messages.encode(moved))
 
     def _step(self, message: Step, arrived_ns: int) -> None:
         if message.epoch != self._epoch:

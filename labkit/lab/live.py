@@ -19,6 +19,7 @@ from labkit.lab.joining import Joiner
 from labkit.lab.watching import Watch
 from labkit.load.driver import DriverProcess
 from labkit.load.workload import load_workload
+from labkit.measure.breakdown import handoff_figures
 from labkit.measure.crossings import CrossingMeter, Crossings
 from labkit.measure.experts import ExpertMeter
 from labkit.measure.gantt import StageGantt
@@ -202,7 +203,7 @@ class LiveSession:
             **steps,
             **axes,
             "gantt": self._gantt(),
-            "tokens_per_request": self._tokens_per_request(),
+            **self._of_recent(),
             "role": holding.role if holding else "watching",
             "waiting_in_line": holding.place if holding and holding.role == "queued" else None,
             "run": holding.describe() if holding else None,
@@ -222,11 +223,15 @@ class LiveSession:
                 self._stages = (time.monotonic(), found)
         return found
 
-    def _tokens_per_request(self) -> float | None:
-        """Prompt and answer of those that have ended lately; None before the first."""
+    def _of_recent(self) -> dict[str, Any]:
+        """Of the requests that have ended lately: tokens of prompt and answer (None before the first), and what moved
+        between pools.
+        """
         with self._lock:
-            lengths = [row.prompt_tokens + row.n for row in self._recent if row.n]
-        return sum(lengths) / len(lengths) if lengths else None
+            rows = list(self._recent)
+        lengths = [row.prompt_tokens + row.n for row in rows if row.n]
+        mean = sum(lengths) / len(lengths) if lengths else None
+        return {"tokens_per_request": mean, "handoff": handoff_figures(rows)}
 
     def _verdicts(self, holding: Holding | None) -> list[Verdict]:
         at, found = self._quality

@@ -7,9 +7,18 @@ in bytes and counts.
 
 from labkit.layout.balance import Balance, ModelProfile, PartCost, balance_stages
 from labkit.layout.card import AxisCard, Improvement, PartShare, step_card
-from labkit.layout.choices import candidate_layouts, legal_layouts, neighbours, refused_layouts
+from labkit.layout.choices import candidate_layouts, deployment_choices, legal_layouts, neighbours, refused_layouts
 from labkit.layout.chooser import choice_table
-from labkit.layout.deployment import ROLES, Deployment, Pool, check_deployment
+from labkit.layout.deployment import (
+    ROLES,
+    AnyLayout,
+    Deployment,
+    Pool,
+    check_deployment,
+    pools_of,
+    read_layout,
+    require_deployable,
+)
 from labkit.layout.grammar import AXES, OPTIONS, LayoutError
 from labkit.layout.grid import GROUP_AXES, Coords, Layout, dcp_allowed, dcp_degrees, ep_degrees
 from labkit.layout.holdings import Holding, holdings
@@ -52,6 +61,7 @@ from labkit.layout.placement import (
     plain_placement,
     rank_loads,
 )
+from labkit.layout.reshard import Share, Slots, handoff_bytes, passing, reshard
 from labkit.layout.slices import WeightSlice, kv_bytes_per_token, rank_memory, weight_slices
 from labkit.layout.traffic import Crossing, StepShape
 from labkit.layout.work import StepWork, step_work
@@ -64,6 +74,7 @@ __all__ = [
     "OPTIONS",
     "ROLES",
     "SUPPORTED_AXES",
+    "AnyLayout",
     "AxisCard",
     "Balance",
     "Coords",
@@ -80,6 +91,8 @@ __all__ = [
     "PartShare",
     "Placement",
     "Pool",
+    "Share",
+    "Slots",
     "StepShape",
     "StepWork",
     "WeightSlice",
@@ -92,8 +105,10 @@ __all__ = [
     "check_placement",
     "dcp_allowed",
     "dcp_degrees",
+    "deployment_choices",
     "ep_degrees",
     "experts",
+    "handoff_bytes",
     "holdings",
     "imbalance",
     "intermediate_columns",
@@ -108,16 +123,21 @@ __all__ = [
     "neighbours",
     "padded_vocab",
     "part_of",
+    "passing",
     "place_experts",
     "plain_placement",
+    "pools_of",
     "positions",
     "query_heads",
     "query_loads",
     "query_positions",
     "rank_loads",
     "rank_memory",
+    "read_layout",
     "refused_layouts",
+    "require_deployable",
     "require_legal",
+    "reshard",
     "stage_layers",
     "step_card",
     "step_work",

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from labkit.layout.deployment import Deployment, check_deployment
 from labkit.layout.grammar import AXES, LayoutError
 from labkit.layout.grid import Layout, dcp_degrees, ep_degrees
 from labkit.layout.legality import ENGINE_AXES, check_layout, is_legal, tp_degrees
 from labkit.model.shapes import ModelSpec
 
 MAX_NEIGHBOURS = 4
+_POOL_SIZES = (1, 2, 4)
 
 
 def candidate_layouts(num_ranks: int, axes: Sequence[str] = AXES) -> Iterator[Layout]:
@@ -27,6 +29,24 @@ def candidate_layouts(num_ranks: int, axes: Sequence[str] = AXES) -> Iterator[La
             for pcp in _degrees("pcp", num_ranks // (dp * pp), axes):
                 for tp in _degrees("tp", num_ranks // (dp * pp * pcp), axes):
                     yield from _with_reuse(Layout(dp=dp, pp=pp, pcp=pcp, tp=tp), axes)
+
+
+def deployment_choices(spec: ModelSpec, num_ranks: int, *, engine: bool = False) -> list[Deployment]:
+    """Pools with roles that one would try first on so many ranks, smallest first; all of them legal.
+
+    Prefill apart from decode, each by tensor parallelism; and a pool for long prompts, by prefill context
+    parallelism, beside one for the others.
+    """
+    pairs = [(Layout(tp=a), Layout(tp=b)) for a in _POOL_SIZES for b in _POOL_SIZES]
+    wanted = [Deployment.of(("prefill", one), ("decode", other)) for one, other in pairs]
+    wanted += [Deployment.of(("any", Layout(tp=a)), ("long", Layout(pcp=2))) for a in _POOL_SIZES]
+    found = [
+        deployment
+        for deployment in wanted
+        if deployment.world_size <= num_ranks
+        and all(answer for _, answer in check_deployment(deployment, spec, num_ranks, engine=engine))
+    ]
+    return sorted(found, key=lambda deployment: deployment.world_size)
 
 
 def _degrees(axis: str, most: int, axes: Sequence[str]) -> range:

@@ -6,14 +6,17 @@ on the page; a single pool that serves everything is written as its layout alone
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from labkit.layout.grammar import LayoutError
 from labkit.layout.grid import Layout
-from labkit.layout.legality import Legality, check_layout
+from labkit.layout.legality import Legality, check_layout, require_legal
 from labkit.model.shapes import ModelSpec
 
+AnyLayout: TypeAlias = "Layout | Deployment"
+"""What ranks are set up as: one layout, or pools of them."""
 ROLES = ("any", "prefill", "decode", "long")
 """any: whole requests; prefill and decode: one phase each, with a handoff of KV; long: requests with long
 prompts.
@@ -30,6 +33,16 @@ class Pool(NamedTuple):
     @property
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.layout.world_size)
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The global ranks of each replica."""
+        layout = self.layout
+        return tuple(self.globally(layout.replica_ranks(replica)) for replica in range(layout.dp))
+
+    def globally(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Ranks of the pool's layout as ranks of the whole world."""
+        return tuple(self.first_rank + rank for rank in ranks)
 
     def __str__(self) -> str:
         return f"{self.role}:{self.layout}"
@@ -73,6 +86,21 @@ class Deployment:
     def _is_plain(self) -> bool:
         return len(self.pools) == 1 and self.pools[0].role == "any"
 
+    @property
+    def hands_off(self) -> bool:
+        """Whether requests are prefilled in one pool and decoded in another."""
+        return any(pool.role == "prefill" for pool in self.pools)
+
+    @property
+    def attention_dp(self) -> bool:
+        return any(pool.layout.attention_dp for pool in self.pools)
+
+    @property
+    def handoff_ranks(self) -> tuple[int, ...]:
+        """All ranks that give or take KV; none where every pool serves whole requests."""
+        taking_part = [pool for pool in self.pools if pool.role in ("prefill", "decode")]
+        return tuple(rank for pool in taking_part for rank in pool.ranks)
+
     def pool_of(self, rank: int) -> Pool:
         """The pool that holds a global rank. Raises LayoutError when none does."""
         for pool in self.pools:
@@ -109,6 +137,33 @@ def _check_roles(roles: list[str]) -> None:
         raise LayoutError(
             "A pool for long prompts needs one for the others; add any:…, or write the layout alone."
         )
+
+
+def read_layout(text: str) -> AnyLayout:
+    """What a layout string says: a Layout, or a Deployment where it names roles. Raises LayoutError."""
+    deployment = Deployment.parse(text)
+    return deployment.pools[0].layout if deployment._is_plain else deployment
+
+
+def pools_of(layout: AnyLayout) -> tuple[Pool, ...]:
+    """Its pools; a layout alone is one that takes everything."""
+    return layout.pools if isinstance(layout, Deployment) else (Pool("any", layout, 0),)
+
+
+def require_deployable(
+    layout: AnyLayout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False
+) -> None:
+    """Raise LayoutError (a ValueError) with a sentence when the layout, or one of the pools, is not allowed."""
+    if isinstance(layout, Layout):
+        require_legal(layout, spec, num_ranks, engine=engine)
+        return
+    if num_ranks is not None and layout.world_size > num_ranks:
+        sizes = " + ".join(str(pool.layout.world_size) for pool in layout.pools)
+        verb = "is" if num_ranks == 1 else "are"
+        raise LayoutError(f"{layout} needs {sizes} = {layout.world_size} ranks, and {num_ranks} {verb} there.")
+    for pool, answer in check_deployment(layout, spec, num_ranks, engine=engine):
+        if not answer:
+            raise LayoutError(f"The {pool.role} pool: {answer}")
 
 
 def check_deployment(

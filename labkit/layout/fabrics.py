@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.layout.grid import GROUP_AXES, Layout
+from labkit.layout.deployment import AnyLayout, Deployment, pools_of
+from labkit.layout.grid import GROUP_AXES
 
 _ACROSS = {"shm": "gloo"}
 
@@ -35,11 +36,20 @@ def fabric_of(ranks: Sequence[int], fabric: str, nodes: Sequence[int]) -> str:
     return _ACROSS.get(fabric, fabric) if spans_nodes(ranks, nodes) else fabric
 
 
-def group_fabrics(layout: Layout, fabric: str, nodes: Sequence[int]) -> list[GroupFabric]:
-    """Every group that traffic can cross, in the order of the axes and of their groups."""
-    return [
-        GroupFabric(axis, ranks, fabric_of(ranks, fabric, nodes), spans_nodes(ranks, nodes))
+def group_fabrics(layout: AnyLayout, fabric: str, nodes: Sequence[int]) -> list[GroupFabric]:
+    """Every group that traffic can cross, in the order of the pools, of the axes and of their groups.
+
+    The ranks between which pools hand KV over are one more, of axis `handoff`.
+    """
+    groups = [
+        (axis, pool.globally(ranks))
+        for pool in pools_of(layout)
         for axis in GROUP_AXES
-        for ranks in layout.groups(axis)
+        for ranks in pool.layout.groups(axis)
         if len(ranks) > 1
+    ]
+    if isinstance(layout, Deployment) and layout.hands_off:
+        groups.append(("handoff", layout.handoff_ranks))
+    return [
+        GroupFabric(axis, ranks, fabric_of(ranks, fabric, nodes), spans_nodes(ranks, nodes)) for axis, ranks in groups
     ]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labkit.measure.metrics import Window, ttft_ms
 from labkit.measure.records import RequestRecord, StepRecord
-from labkit.measure.statistics import Summary
+from labkit.measure.statistics import Summary, ladder
 
 TTFT_PARTS = (
     "lateness",
@@ -23,6 +23,7 @@ TTFT_PARTS = (
     "prefill_compute",
     "wait",
     "transfer",
+    "handoff",
     "delivery",
     "unaccounted",
 )
@@ -40,14 +41,18 @@ def ttft_parts_ms(record: RequestRecord) -> list[float] | None:
         return None
     if not record.sent_ns <= server.received_ns <= server.first_end_ns <= record.first_ns:
         return None
+    released_ns = max(server.first_end_ns, server.released_ns)
+    # KV on its way to another pool is part of TTFT where the user gets the first token from there.
+    handoff_ns = released_ns - server.first_end_ns - server.handoff_queue_ns if server.released_ns else 0
     parts_ns = (
         record.sent_ns - record.scheduled_ns,
         server.received_ns - record.sent_ns,
-        server.queue_ns,
+        server.queue_ns + (server.handoff_queue_ns if server.released_ns else 0),
         server.compute_ns,
         server.wait_ns,
         server.transfer_ns,
-        record.first_ns - server.first_end_ns,
+        handoff_ns,
+        record.first_ns - released_ns,
     )
     parts = [part / 1e6 for part in parts_ns]
     return [*parts, total - sum(parts)]
@@ -80,6 +85,25 @@ def ttft_table(rows: NDArray[np.float64]) -> Summary:
             "n": len(rows),
             "unaccounted_share": float(np.abs(rows[:, -1]).sum()) / total if total else None,
         },
+    }
+
+
+def handoff_figures(records: Iterable[RequestRecord]) -> Summary | None:
+    """What went from prefill pool to decode pool, over completed requests; None where nothing did.
+
+    `queue_ms`: until the decode pool had room; `ms`: of the move itself; `mib_per_s`: all bytes over all moves' time.
+    """
+    times = [record.server for record in records if record.status == "completed" and record.server]
+    moved = [each for each in times if each.handoff_ns]
+    if not moved:
+        return None
+    num_bytes, total_ns = sum(each.handoff_bytes for each in moved), sum(each.handoff_ns for each in moved)
+    return {
+        "num": len(moved),
+        "bytes": num_bytes,
+        "ms": ladder([each.handoff_ns / 1e6 for each in moved]),
+        "queue_ms": ladder([each.handoff_queue_ns / 1e6 for each in moved]),
+        "mib_per_s": num_bytes / 2**20 / (total_ns / 1e9),
     }
 
 

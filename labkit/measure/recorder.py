@@ -29,7 +29,7 @@ OPS = (
     "send",
     "recv",
 )
-AXES = ("tp", "pcp", "pp", "dp", "dcp", "ep", "world")
+AXES = ("tp", "pcp", "pp", "dp", "dcp", "ep", "world", "handoff")
 PHASES = ("prefill", "decode", "mixed")
 
 OP_CODES = {name: code for code, name in enumerate(OPS)}

@@ -47,6 +47,14 @@ class ServerTimes(msgspec.Struct, gc=False):
     decode_compute_ns: int = 0
     decode_wait_ns: int = 0
     decode_transfer_ns: int = 0
+    # of a request that was prefilled in one pool and decoded in another
+    handoff_queue_ns: int = 0
+    """From its first token until its KV began to move: the decode pool had no room yet."""
+    handoff_ns: int = 0
+    """Until all of its KV stood in the decode pool's blocks."""
+    handoff_bytes: int = 0
+    released_ns: int = 0
+    """The first token was let go to the user only then; 0: as soon as it was sampled."""
 
 
 class RequestRecord(msgspec.Struct, gc=False):

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from labkit.engine.messages import Configure
-from labkit.layout import Layout
+from labkit.layout import Deployment, Layout
 from labkit.layout.fabrics import fabric_of
 from labkit.parallel.comm import Door, Group
 from labkit.parallel.ring import EventRing, Ring
@@ -87,14 +87,21 @@ class Mesh:
     """mesh.tp, mesh.pp, … are this rank's groups; `door` carries the tags and the ring that they share."""
 
     def __init__(self, layout: Layout, rank: int, *, door: Door, wires: WireCache | None = None,
-                 fabric: str = "shm", epoch: int = 0, nodes: Sequence[int] = ()) -> None:  # fmt: skip
+                 fabric: str = "shm", epoch: int = 0, nodes: Sequence[int] = (), first_rank: int = 0,
+                 handoff: Sequence[int] = ()) -> None:  # fmt: skip
+        """rank: in the layout, whose rank 0 is `first_rank` of the world. handoff: all that hand KV over."""
         self.layout = layout
         self._nodes = nodes
+        self._first_rank = first_rank
         self.rank = rank
         self.door = door
         self.active = rank < layout.world_size
         self._new: list[Wire] = []
         self._groups = {axis: self._open(axis, wires, fabric, epoch) for axis in AXES} if self.active else {}
+        if self.active and len(handoff) > 1:
+            # Its bytes pass beside the steps, on a thread of their own: their rows are no step's, so no ring has them.
+            beside = Door(recording=False)
+            self._groups["handoff"] = self._join("handoff", 0, tuple(handoff), wires, fabric, epoch, beside)
         if wires is not None:
             wires.trim(keep=len({group.ranks for group in self._groups.values() if group.size > 1}))
 
@@ -122,16 +129,22 @@ class Mesh:
         self._new.clear()
 
     def _open(self, axis: str, wires: WireCache | None, fabric: str, epoch: int) -> Group:
-        ranks = self.layout.group_of(axis, self.rank)
-        index = self.layout.groups(axis).index(ranks)
-        wire = None
+        local = self.layout.group_of(axis, self.rank)
+        ranks = tuple(self._first_rank + rank for rank in local)
+        return self._join(axis, self.layout.groups(axis).index(local), ranks, wires, fabric, epoch, self.door)
+
+    def _join(
+        self, axis: str, index: int, ranks: tuple[int, ...], wires: WireCache | None, fabric: str, epoch: int, door: Door
+    ) -> Group:  # fmt: skip
+        me, wire = self._first_rank + self.rank, None
         if len(ranks) > 1:
             if wires is None:
                 raise ValueError(f"{self.layout} needs {self.layout.world_size} ranks; this process is a single one")
-            wire, new = wires.get(fabric_of(ranks, fabric, self._nodes), ranks, self.rank, f"{epoch}-{axis}-{index}")
+            name = f"{epoch}-{axis}-{index}-{ranks[0]}"
+            wire, new = wires.get(fabric_of(ranks, fabric, self._nodes), ranks, me, name)
             if new:
                 self._new.append(wire)
-        return Group(ranks.index(self.rank), len(ranks), axis, ranks, index=index, wire=wire, door=self.door)
+        return Group(ranks.index(me), len(ranks), axis, ranks, index=index, wire=wire, door=door)
 
 
 class MeshFactory:
@@ -156,19 +169,24 @@ class MeshFactory:
     def __call__(self, message: Configure) -> Mesh:
         """A warm mesh: every wire of it has carried a real call."""
         layout = Layout.parse(message.layout)
+        deployment = Deployment.parse(message.deployment) if message.deployment else None
+        world_size = deployment.world_size if deployment else layout.world_size
         self.door.recording = message.record
         self.door.tag()
-        self.wires.suit(message.fabric, self._num_neighbours(layout, message.nodes) * message.threads)
-        mesh = Mesh(layout, self.rank, door=self.door, wires=self.wires, fabric=message.fabric, epoch=message.epoch,
-                    nodes=message.nodes)  # fmt: skip
+        self.wires.suit(message.fabric, self._num_neighbours(world_size, message.nodes) * message.threads)
+        handoff = deployment.handoff_ranks if deployment and deployment.hands_off else ()
+        me = self.rank
+        mesh = Mesh(layout, me - message.first_rank, door=self.door, wires=self.wires, fabric=message.fabric,
+                    epoch=message.epoch, nodes=message.nodes, first_rank=message.first_rank,
+                    handoff=handoff if me in handoff else ())  # fmt: skip
         mesh.warm()
         return mesh
 
-    def _num_neighbours(self, layout: Layout, nodes: Sequence[int]) -> int:
-        """Ranks of the layout that share this machine's cores, this one included."""
+    def _num_neighbours(self, world_size: int, nodes: Sequence[int]) -> int:
+        """Ranks in use that share this machine's cores, this one included."""
         if not (nodes and self._node_is_a_machine):
-            return layout.world_size
-        return nodes[: layout.world_size].count(nodes[self.rank])
+            return world_size
+        return nodes[:world_size].count(nodes[self.rank])
 
     def close(self) -> None:
         self.wires.close()

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cluster.topology import usable_cores
 from labkit.layout import (
+    AnyLayout,
+    Deployment,
     Holding,
     Layout,
     candidate_layouts,
     check_layout,
     choice_table,
+    deployment_choices,
     holdings,
     legal_layouts,
+    pools_of,
 )
 from labkit.measure.records import Environment, MemoryRecord
 from labkit.model.spec import DTYPE_BYTES
@@ -76,13 +80,15 @@ class Picture:
         }
 
     def layouts(self) -> list[dict[str, Any]]:
-        """The legal ones, then those that one would try next and that are not, and why not."""
+        """The legal ones, then those that one would try next and that are not, and why not; then pools with roles."""
         if self._layouts is None:
             legal = [(layout, "") for layout in legal_layouts(self._spec, self.num_ranks, engine=True)]
             tried = filter(_is_likely, candidate_layouts(2 * self.num_ranks))
             answers = (check_layout(layout, self._spec, self.num_ranks, engine=True) for layout in tried)
             refused = [(answer.layout, str(answer)) for answer in answers if not answer]
             self._layouts = [self._layout_entry(layout, reason) for layout, reason in [*legal, *refused]]
+            pools = deployment_choices(self._spec, self.num_ranks, engine=True)
+            self._layouts += [self._layout_entry(deployment, "") for deployment in pools]
         return self._layouts
 
     @functools.cached_property
@@ -91,7 +97,7 @@ class Picture:
         most = self._num_cores // self._threads if self._device == "cpu" else None
         return choice_table(self._spec, self.num_ranks) | {"ranks_with_own_cores": most}
 
-    def _layout_entry(self, layout: Layout, reason: str) -> dict[str, Any]:
+    def _layout_entry(self, layout: AnyLayout, reason: str) -> dict[str, Any]:
         threads = layout.world_size * self._threads
         return {
             "layout": layout.slug,
@@ -100,19 +106,25 @@ class Picture:
             "reason": reason,
             "num_ranks": layout.world_size,
             "oversubscribed": self._device == "cpu" and threads > self._num_cores,
+            "pools": isinstance(layout, Deployment),
         }
 
     # ---- who holds what
 
-    def _ownership_of(self, layout: Layout, dtype: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "rank": rank,
-                "replica": layout.replica_of(rank),
-                "parts": [dataclasses.asdict(held) for held in self._holdings(layout, rank, dtype)],
-            }
-            for rank in range(layout.world_size)
-        ]
+    def _ownership_of(self, layout: AnyLayout, dtype: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        num_before = 0
+        for pool in pools_of(layout):
+            found += [
+                {
+                    "rank": pool.first_rank + rank,
+                    "replica": num_before + pool.layout.replica_of(rank),
+                    "parts": [dataclasses.asdict(held) for held in self._holdings(pool.layout, rank, dtype)],
+                }
+                for rank in range(pool.layout.world_size)
+            ]
+            num_before += pool.layout.dp
+        return found
 
     def _holdings(self, layout: Layout, rank: int, dtype: str) -> list[Holding]:
         """The KV cache's share too; its bytes are the rank's `memory.kv`, known once the blocks are allocated."""

@@ -72,12 +72,13 @@ class PoolInfo(msgspec.Struct):
 class Handoff(msgspec.Struct):
     """KV that goes from the prefill pool to the decode pool, a request a time."""
 
-    num: int | None = None
-    bytes: float | None = None
+    num: int
+    bytes: float
     """Mean of one."""
-    p50_ms: float | None = None
-    p95_ms: float | None = None
-    mib_per_s: float | None = None
+    p50_ms: float | None
+    p95_ms: float | None
+    mib_per_s: float
+    """All bytes over all transfers' time."""
 
 
 class CrossingOp(msgspec.Struct):

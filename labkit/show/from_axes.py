@@ -101,14 +101,12 @@ def _pool(index: int, pool: Snapshot, replicas: Sequence[Snapshot]) -> a.PoolInf
 
 
 def handoff_of(snapshot: Snapshot) -> a.Handoff | None:
-    """What the session has measured of transfers; without that, the mean in the first tokens' parts."""
-    handoff = snapshot.get("handoff")
-    if handoff:
-        num, ms = handoff["num"], handoff["ms"]
-        each = handoff["bytes"] / num if num else None
-        return a.Handoff(num, each, ms.get("p50"), ms.get("p95"), handoff.get("mib_per_s"))
-    mean_ms = snapshot["ttft_parts_ms"].get("handoff")
-    return a.Handoff(p50_ms=mean_ms) if mean_ms else None
+    """Of the requests that have ended lately under this layout."""
+    handoff = snapshot["handoff"]
+    if not handoff:
+        return None
+    num, ms = handoff["num"], handoff["ms"]
+    return a.Handoff(num, handoff["bytes"] / num, ms["p50"], ms["p95"], handoff["mib_per_s"])
 
 
 def crossings_of(snapshot: Snapshot) -> list[a.Crossing]:

@@ -22,12 +22,14 @@ from labkit.engine.messages import (
     Configured,
     Hello,
     Memory,
+    Moved,
+    MoveKV,
     Ready,
     Sampled,
     Step,
     StepStats,
 )
-from labkit.layout import Layout
+from labkit.layout import Deployment, Layout
 
 VOCAB = 997
 
@@ -106,7 +108,10 @@ class ArithmeticPool:
         """What each rank's experts claim to have done in every step (`labkit.measure.experts`)."""
         self.silent: set[int] = set()
         """Ranks that hang: they take everything and answer nothing."""
+        self.move_s = 0.0
+        """How long KV is on its way from one replica to another."""
         self._configure: Configure | None = None
+        self._of_rank: dict[int, Configure] = {}
         self._pages: dict[int, Pages] = {}
 
     async def start(self) -> None:
@@ -152,13 +157,16 @@ class ArithmeticPool:
             assert self._configure is not None
             self._pages[rank] = Pages(message.num_blocks, self._configure.block_size)
             self._answer(rank, Ready(message.epoch, rank, Memory(10, 20, 0, 30), 0.03))
+        elif isinstance(message, MoveKV):
+            self.log.append(("move", rank))
+            asyncio.get_running_loop().call_later(self.move_s, self._move, rank, message)
         elif isinstance(message, Step):
             self.log.append(("step", rank))
             asyncio.get_running_loop().call_later(self.step_s, self._step, rank, message)
 
     def _configured(self, rank: int, message: Configure) -> None:
         self.configures.append(message)
-        self._configure = message
+        self._configure = self._of_rank[rank] = message
         num_blocks = self.num_blocks(message, rank)
         error = f"rank {rank} is too small for {message.layout}." if num_blocks < 0 else ""
         self._answer(
@@ -169,14 +177,32 @@ class ArithmeticPool:
         assert self._configure is not None
         if self.state != "ready" or step.epoch != self._configure.epoch:
             return
-        layout, end_ns = Layout.parse(self._configure.layout), time.monotonic_ns()
+        layout, end_ns = Layout.parse(self._of_rank[rank].layout), time.monotonic_ns()
+        local = rank - self._of_rank[rank].first_rank
         start_ns = end_ns - 1000
         token_ids = self._pages[rank].run(step)
-        if rank == layout.sampling_rank(layout.replica_of(rank)):
+        if local == layout.sampling_rank(layout.replica_of(local)):
             self.log.append(("token", rank))
             logprobs = [(-0.5, [(token, -0.5)]) for token in token_ids]
             self._answer(rank, Sampled(step.epoch, step.step_id, token_ids, logprobs, start_ns, end_ns))
         self._answer(rank, StepStats(step.epoch, step.step_id, rank, start_ns, end_ns, b"", self.experts))
+
+    def _move(self, rank: int, move: MoveKV) -> None:
+        """A taking rank reads what the giving replica has now: blocks that were freed too early are seen."""
+        if self.state != "ready" or self._configure is None or move.epoch != self._configure.epoch:
+            return
+        pools = Deployment.parse(self._configure.deployment).pools
+        source, target = pools[move.source[0]], pools[move.target[0]]
+        sent = 0
+        if rank in target.replicas[move.target[1]]:
+            given, taken = self._pages[source.replicas[move.source[1]][0]], self._pages[rank]
+            tables = _ints(move.source_blocks), _ints(move.target_blocks)
+            for position in range(move.start, move.stop):
+                taken.slots[taken._slot(tables[1], position)] = given.slots[given._slot(tables[0], position)]
+        else:
+            sent = 4 * (move.stop - move.start)
+        now_ns = time.monotonic_ns()
+        self._answer(rank, Moved(move.epoch, move.move_id, rank, sent, now_ns - 1000, now_ns))
 
     def _answer(self, rank: int, message: object) -> None:
         decoded = messages.decode_rank_message(messages.encode(message))

@@ -536,7 +536,10 @@ def test_the_state_names_what_stands() -> None:
             "kv_total_blocks": 64,
             "kv_block_tokens": 4,
             "ranks": [1],
+            "pool": 0,
+            "role": "any",
         }
+        assert state["pools"] == [{"role": "any", "layout": "dp2", "layout_name": "DP2", "ranks": [0, 1]}]
 
     in_house(scenario, layout("dp2"))
 

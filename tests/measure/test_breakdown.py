@@ -23,10 +23,24 @@ def test_parts_come_from_their_own_instants_and_the_rest_is_shown():
             "prefill_compute": 30,
             "wait": 4,
             "transfer": 3,
+            "handoff": 0,
             "delivery": 1,
         }
         | {"unaccounted": 0.5}
     )
+
+
+def test_a_handoff_is_part_of_ttft_where_the_first_token_waits_for_it():
+    record = request(0, (51.5, 60), late_ms=1)
+    record.server = server_times(record, PARTS)
+    record.server.handoff_queue_ns, record.server.handoff_ns = 100_000, 300_000
+    before = dict(zip(TTFT_PARTS, ttft_parts_ms(record), strict=True))
+    assert before["handoff"] == 0, "its first token went out at once: what came later is no part of TTFT"
+    record.server.released_ns = record.server.first_end_ns + 400_000
+    after = dict(zip(TTFT_PARTS, ttft_parts_ms(record), strict=True))
+    assert after["handoff"] == pytest.approx(0.3) and after["queue"] == pytest.approx(before["queue"] + 0.1)
+    assert after["delivery"] == pytest.approx(before["delivery"] - 0.4)
+    assert sum(after.values()) == pytest.approx(sum(before.values()))
 
 
 def test_means_add_up_to_the_mean_ttft_and_errors_do_not_cancel():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_double import Double
 
-from labkit.layout import Layout, choice_table, legal_layouts
+from labkit.layout import Layout, choice_table, legal_layouts, read_layout
 from labkit.model.spec import load_spec
 from labkit.server.picture import Picture
 
@@ -14,7 +14,7 @@ def picture(model: str = "lab-5m", num_ranks: int = 4) -> Picture:
 
 
 def test_the_state_lists_what_is_legal_and_what_one_would_try_next_only() -> None:
-    layouts = picture().layouts()
+    layouts = [entry for entry in picture().layouts() if not entry["pools"]]
     legal = [entry["layout"] for entry in layouts if entry["legal"]]
     assert legal == [layout.slug for layout in legal_layouts(load_spec("lab-5m"), 4, engine=True)]
     refused = {entry["layout"]: entry["reason"] for entry in layouts if not entry["legal"]}
@@ -30,11 +30,19 @@ def test_more_axes_and_ranks_do_not_make_the_list_of_refusals_long() -> None:
     assert sum(not entry["legal"] for entry in layouts) < 60
 
 
+def test_pools_come_after_the_layouts_and_are_legal() -> None:
+    pools = [entry for entry in picture("lab-5m", 2).layouts() if entry["pools"]]
+    assert [entry["layout"] for entry in pools] == ["prefill:tp1,decode:tp1"]
+    assert all(entry["legal"] for entry in pools)
+    held = picture("lab-5m", 4)._ownership(read_layout("prefill:tp2,decode:tp1"), "float32")
+    assert [(row["rank"], row["replica"]) for row in held] == [(0, 0), (1, 0), (2, 1)]
+
+
 def test_the_choices_are_the_table_and_where_cores_end() -> None:
     made = picture()
     most = made.choices["ranks_with_own_cores"]
     assert made.choices == choice_table(load_spec("lab-5m"), 4) | {"ranks_with_own_cores": most}
-    entries = {entry["layout"]: entry for entry in made.layouts() if entry["legal"]}
+    entries = {entry["layout"]: entry for entry in made.layouts()}
     assert all(entry["oversubscribed"] == (entry["num_ranks"] > most) for entry in entries.values())
     assert made.choices is made.choices, "computed once"
     assert Picture(load_spec("lab-5m"), 4, 1, "cuda", "nccl").choices["ranks_with_own_cores"] is None

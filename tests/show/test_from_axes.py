@@ -15,7 +15,7 @@ from labkit.server.client import ServerClient
 from labkit.show import frame as f
 from labkit.show.from_axes import name_of
 from labkit.show.from_snapshot import frame_of
-from tests.measure.make import MS, request, step
+from tests.measure.make import MS, request, server_times, step
 
 REPLICA = {"waiting": 1, "running": 2, "kv_used_blocks": 3, "kv_total_blocks": 10, "kv_block_tokens": 32}
 
@@ -106,19 +106,23 @@ def test_pools_stand_side_by_side(session: LiveSession) -> None:
     choice = {"layout": "prefill:tp1,decode:tp1", "name": "prefill:TP1, decode:TP1", "legal": True, "num_ranks": 2}
     layouts = [{"layout": "tp1", "name": "TP1", "legal": True, "num_ranks": 1}, {**choice, "pools": True}]
     session.watch.state = state_of("prefill:tp2,decode:dp2", pools=pools, replicas=replicas, layouts=layouts)
-    snapshot = session.snapshot()
-    snapshot["ttft_parts_ms"] = {**snapshot["ttft_parts_ms"], "handoff": 3.5}
-    frame = frame_of(snapshot)
+    frame = frame_of(session.snapshot())
     assert frame.lab is not None
     assert [choice.layout for choice in frame.lab.pool_choices] == ["prefill:tp1,decode:tp1"]
     assert [(p.role, p.layout_name, p.running, p.resident_tokens) for p in frame.lab.pools] == [
         ("prefill", "TP2", 2, 96), ("decode", "DP2", 4, 192),
     ]  # fmt: skip
     assert [kv.role for kv in frame.kv] == ["prefill", "decode", "decode"]
-    assert frame.handoff is not None and frame.handoff.p50_ms == 3.5
-    snapshot["handoff"] = {"num": 4, "bytes": 4096, "ms": {"p50": 2.0, "p95": 9.0}, "mib_per_s": 80.0}
-    handoff = frame_of(snapshot).handoff
-    assert handoff is not None and (handoff.bytes, handoff.p95_ms, handoff.mib_per_s) == (1024, 9.0, 80.0)
+
+
+def test_a_handoff_is_of_the_requests_that_ended_lately(session: LiveSession) -> None:
+    for handoff_ms in (2, 4):
+        record = request(0, (10, 20, 30))
+        record.server = server_times(record, {}, handoff_ns=handoff_ms * MS, handoff_bytes=3 * 2**20)
+        session._joined(record)
+    handoff = frame_of(session.snapshot()).handoff
+    assert handoff is not None and (handoff.num, handoff.bytes, handoff.p50_ms) == (2, 3 * 2**20, 3.0)
+    assert handoff.mib_per_s == pytest.approx(1000)
 
 
 def test_what_crosses_is_this_layouts(session: LiveSession) -> None:

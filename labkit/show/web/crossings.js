@@ -6,7 +6,7 @@ import { layoutName } from "./chooser.js";
 import { Panel } from "./panel.js";
 import { bytes, digits } from "./text.js";
 
-const CROSSING_AXES = ["tp", "pcp", "pp", "dp", "dcp", "ep", "world"];
+const CROSSING_AXES = ["tp", "pcp", "pp", "dp", "dcp", "ep", "world", "handoff"];
 const SHAPES = { prefill: "triangle", decode: "circle", mixed: "square" };
 const CROSSING_HEIGHT = 300;
 const MAX_SEEN = 8;
@@ -47,7 +47,7 @@ function marksOf(seen, current) {
 }
 
 function markText(mark, t) {
-  return `${layoutName(mark.layout)} ${mark.axis.toUpperCase()} ${t(`phase.${mark.phase}`)}: ${bytes(mark.bytes)} × ${digits(mark.per_s)}/s`;
+  return `${layoutName(mark.layout)} ${axisName(mark.axis, t)} ${t(`phase.${mark.phase}`)}: ${bytes(mark.bytes)} × ${digits(mark.per_s)}/s`;
 }
 
 function crossingsLegend(data, t) {
@@ -56,10 +56,15 @@ function crossingsLegend(data, t) {
   const sample = (kind, mark) => s("svg", { width: 14, height: 14, "aria-hidden": "true", class: kind }, mark);
   const entry = (picture, text) => h("span", { class: "lk-key" }, picture, text);
   return [
-    ...axes.map((axis) => entry(sample("", shape("square", 7, 7, `lk-axis-${axis}`)), axis.toUpperCase())),
+    ...axes.map((axis) => entry(sample("", shape("square", 7, 7, `lk-axis-${axis}`)), axisName(axis, t))),
     ...phases.map((phase) => entry(sample("", shape(SHAPES[phase], 7, 7, "lk-axis-any")), t(`phase.${phase}`))),
     data.marks.some((mark) => !mark.current) ? entry(sample("", shape("circle", 7, 7, "lk-axis-any lk-hollow")), t("crossings.earlier")) : null,
   ].filter(Boolean);
+}
+
+/** Axes in capitals, as everywhere; between pools it is no axis that crosses. */
+function axisName(axis, t) {
+  return axis === "handoff" ? t("part.handoff") : axis.toUpperCase();
 }
 
 function shape(kind, x, y, className) {
@@ -149,7 +154,7 @@ function crossingMarks(marks, plot, scale, taken, t) {
     return figure;
   });
   const names = [...placed].reverse().flatMap(({ mark, x, y }) => {
-    const text = mark.current ? mark.axis.toUpperCase() : layoutName(mark.layout);
+    const text = mark.current ? axisName(mark.axis, t) : layoutName(mark.layout);
     const places = [{ x: x + 10, y: y + 4, anchor: "start" }, { x: x - 10, y: y + 4, anchor: "end" }, { x: x + 4, y: y - 9, anchor: "start" }, { x: x + 4, y: y + 18, anchor: "start" }];
     const inside = (place) => place.left > plot.x0 && place.right < plot.x1 && place.top > plot.y1 - 8 && place.bottom < plot.y0;
     const free = places.find((place) => inside(box(place, text, 12)) && claim(taken, box(place, text, 12)));
@@ -161,7 +166,7 @@ function crossingMarks(marks, plot, scale, taken, t) {
 function crossingsTable(data, t) {
   const head = ["", t("crossings.axis"), t("crossings.phase"), t("crossings.y"), t("crossings.x"), t("crossings.rate"), t("crossings.ops")];
   const rows = [...data.marks].reverse().map((mark) => [
-    layoutName(mark.layout), mark.axis.toUpperCase(), t(`phase.${mark.phase}`), bytes(mark.bytes), `${digits(mark.per_s)}/s`, `${bytes(mark.bytes * mark.per_s)}/s`,
+    layoutName(mark.layout), axisName(mark.axis, t), t(`phase.${mark.phase}`), bytes(mark.bytes), `${digits(mark.per_s)}/s`, `${bytes(mark.bytes * mark.per_s)}/s`,
     mark.ops.map(({ op, per_s, bytes: size }) => `${op} ${digits(per_s)}/s × ${bytes(size)}`).join(", "),
   ]);
   return { head, rows };

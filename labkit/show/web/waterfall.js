@@ -17,16 +17,11 @@ export function waterfallPanel(ctx) {
     legend: (data, t) => [pinKey(data.pinned, t)].filter(Boolean),
     empty: (data, t) => (data.parts ? "" : t("waterfall.empty")),
     paint: paintWaterfall,
-    describe: (data, t) => `${t("waterfall.title")}: ${partsIn(data).map((p) => `${t(`part.${p}`)} ${milliseconds(data.parts?.[p])}`).join(", ")}`,
+    describe: (data, t) => `${t("waterfall.title")}: ${rowsOf(data).map((p) => `${t(`part.${p}`)} ${milliseconds(data.parts?.[p])}`).join(", ")}`,
     table: waterfallTable,
   });
   panel.end = new StickyEnd();
   return panel;
-}
-
-/** A handoff is a part only where prefill and decode have ranks of their own. */
-function partsIn(data) {
-  return PARTS.filter((part) => part !== "handoff" || data.parts?.handoff || data.pinned?.parts.handoff);
 }
 
 function partsOf(run) {
@@ -39,35 +34,41 @@ function pickParts(frame, pin) {
   return { parts: partsOf(frame.run), n: frame.run?.ttft_ms.n ?? 0, pinned };
 }
 
+// Only pools for prefill and decode hand KV over: without them there is no such row.
+function rowsOf(data) {
+  const handsOver = [data.parts, data.pinned?.parts].some((parts) => parts?.handoff > 0);
+  return handsOver ? PARTS : PARTS.filter((part) => part !== "handoff");
+}
+
 function total(parts) {
   return PARTS.reduce((sum, part) => sum + (parts[part] ?? 0), 0);
 }
 
 function paintWaterfall(panel, svg, data, width) {
   const { t } = panel.ctx;
-  const parts = partsIn(data);
   const whole = total(data.parts);
   const end = panel.end.for(Math.max(whole, 1));
   const cols = waterfallColumns(data, width, t, whole);
   const x = linear(end, cols.x0, cols.x1);
   let before = 0;
-  parts.forEach((part, i) => {
+  const rows = rowsOf(data);
+  rows.forEach((part, i) => {
     const value = data.parts[part] ?? 0;
     const y = CASCADE_TOP + i * PART_ROW;
     svg.append(...step(part, y, x(before), x(before + value), cols, t));
     svg.append(...figures(data, part, i, y, cols));
     before += value;
   });
-  svg.append(...totalRow(data, whole, CASCADE_TOP + parts.length * PART_ROW + 6, x, cols, t));
-  return CASCADE_TOP + (parts.length + 1) * PART_ROW + 10;
+  svg.append(...totalRow(data, whole, CASCADE_TOP + rows.length * PART_ROW + 6, x, cols, t));
+  return CASCADE_TOP + (rows.length + 1) * PART_ROW + 10;
 }
 
 function waterfallColumns(data, width, t, whole) {
-  const parts = partsIn(data);
-  const left = widest([...parts.map((part) => t(`part.${part}`)), t("waterfall.total")]) + 12;
-  const now = parts.map((part) => milliseconds(data.parts[part]));
-  const share = parts.map((part) => percent((data.parts[part] ?? 0) / (whole || 1)));
-  const pinned = data.pinned ? parts.map((part) => `◇ ${milliseconds(data.pinned.parts[part])}`) : [];
+  const rows = rowsOf(data);
+  const left = widest([...rows.map((part) => t(`part.${part}`)), t("waterfall.total")]) + 12;
+  const now = rows.map((part) => milliseconds(data.parts[part]));
+  const share = rows.map((part) => percent((data.parts[part] ?? 0) / (whole || 1)));
+  const pinned = data.pinned ? rows.map((part) => `◇ ${milliseconds(data.pinned.parts[part])}`) : [];
   const shareWidth = width > 420 ? 46 : 0;
   const pinWidth = data.pinned ? widest([...pinned, `◇ ${milliseconds(total(data.pinned.parts))}`]) + 14 : 0;
   const nowWidth = widest([...now, milliseconds(whole)], 13, 600) + 10;
@@ -106,7 +107,7 @@ function totalRow(data, whole, y, x, cols, t) {
 
 function waterfallTable(data, t) {
   const head = ["", t("table.mean_ms"), t("table.what"), ...(data.pinned ? [`◇ ${data.pinned.name}`] : [])];
-  const rows = partsIn(data).map((part) => [
+  const rows = rowsOf(data).map((part) => [
     t(`part.${part}`),
     milliseconds(data.parts?.[part]),
     t(`part.${part}.what`),
