@@ -9,6 +9,7 @@ import stage
 import synthetic
 from playwright.sync_api import Page
 
+from labkit.layout import AXES, Layout
 from labkit.show.frame import LayoutsFrame
 
 pytestmark = pytest.mark.browser
@@ -84,6 +85,25 @@ def test_the_models_reason_is_told_in_its_own_words(page: Page) -> None:
     page.get_by_text("Not here: EP").click()
     assert "lab-5m has none" in page.locator(".lk-absent").inner_text()
     assert page.locator('.lk-axis[data-axis="ep"]').count() == 0
+
+
+def test_every_legal_layout_is_shown_by_its_degrees(page: Page) -> None:
+    """Each as the standing layout: its degrees are checked, and none of them is greyed."""
+    table = synthetic.choices("lab-moe-8x", 4)
+    page.evaluate("table => window.choose_from(table)", table)
+    for seq, slug in enumerate(table["legal"][::7], 1):
+        made, layout = watching(tp=1), Layout.parse(slug)
+        made.lab.layout, made.lab.layout_name = slug, str(layout)
+        put(page, made, seq)
+        shown = page.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('.lk-axes input:checked')]"
+            ".map((e) => [e.closest('.lk-axis').dataset.axis, +e.value]))"
+        )
+        assert shown == {axis: getattr(layout, axis) for axis in AXES}, slug
+        assert chosen(page) == str(layout)
+        assert page.locator(".lk-refused input:checked").count() == 0
+        pressed = page.locator('.lk-option[aria-pressed="true"]').all_inner_texts()
+        assert pressed == (["+ring"] if layout.ring else [])
 
 
 def test_axes_can_be_set_by_keyboard(page: Page) -> None:

@@ -12,7 +12,10 @@ const NUM_OFFERS = 3;
 export function parseLayout(slug) {
   const [degreeText, ...options] = slug.split("+");
   const degrees = Object.fromEntries(AXES.map((axis) => [axis, 1]));
-  for (const [, axis, degree] of degreeText.matchAll(/([a-z]+)(\d+)/g)) if (axis in degrees) degrees[axis] = Number(degree);
+  for (const word of degreeText.split("x")) {
+    const [, axis, degree] = /^([a-z]+)(\d+)$/.exec(word) ?? [];
+    if (axis in degrees) degrees[axis] = Number(degree);
+  }
   return { degrees, options };
 }
 
