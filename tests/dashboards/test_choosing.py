@@ -235,8 +235,8 @@ def test_what_crossed_under_earlier_layouts_stays_hollow(page: Page) -> None:
 
 def test_a_handoff_has_its_row_only_between_pools(page: Page) -> None:
     put(page, synthetic.frame(tp=2))
-    assert "KV handoff" not in page.locator('[data-panel="waterfall"] svg').text_content()
+    assert "handoff" not in page.locator('[data-panel="waterfall"] svg').text_content()
     put(page, synthetic.every_axis(), 2)
-    assert "KV handoff" in page.locator('[data-panel="waterfall"] svg').text_content()
+    assert "handoff" in page.locator('[data-panel="waterfall"] svg').text_content()
     pools = page.locator('[data-panel="pools"] svg').text_content()
     assert "1.24 MiB each" in pools and "4.2 ms (p95 9.9 ms)" in pools and "310 MiB/s" in pools

@@ -4,7 +4,7 @@
 import { h, label, s, textWidth, widest } from "./dom.js";
 import { layoutName } from "./chooser.js";
 import { Panel } from "./panel.js";
-import { bytes, digits } from "./text.js";
+import { bytes, count, digits } from "./text.js";
 
 const CROSSING_AXES = ["tp", "pcp", "pp", "dp", "dcp", "ep", "world", "handoff"];
 const SHAPES = { prefill: "triangle", decode: "circle", mixed: "square" };
@@ -106,10 +106,16 @@ function crossingGrid(sizes, [left, right], plot, scale, t) {
     const y = scale.y(2 ** power);
     marks.push(s("line", { x1: plot.x0, x2: plot.x1, y1: y, y2: y, class: "lk-grid" }), label(plot.x0 - 6, y + 4, bytes(2 ** power), { anchor: "end", kind: "lk-muted" }));
   }
+  let free = 0;
   for (let power = left; power <= right; power += 1) {
     const x = scale.x(10 ** power);
-    const anchor = power === right ? "end" : "middle";
-    marks.push(s("line", { x1: x, x2: x, y1: plot.y1, y2: plot.y0, class: "lk-grid" }), label(x, plot.y0 + 15, `${power < 0 ? 10 ** power : String(10 ** power)}/s`, { anchor, kind: "lk-muted" }));
+    const text = `${power < 0 ? 10 ** power : count(10 ** power)}/s`;
+    const half = textWidth(text) / 2;
+    const at = Math.min(x, plot.x1 - half);
+    marks.push(s("line", { x1: x, x2: x, y1: plot.y1, y2: plot.y0, class: "lk-grid" }));
+    if (at - half < free) continue;
+    free = at + half + 6;
+    marks.push(label(at, plot.y0 + 15, text, { anchor: "middle", kind: "lk-muted" }));
   }
   return marks;
 }
