@@ -46,6 +46,12 @@ def test_layouts_as_json_say_what_is_legal_and_why_the_rest_is_not():
     assert slugs == [layout.slug for layout in legal_layouts(spec, 4, engine=True)]
 
 
+def test_pools_with_roles_are_listed_beside_the_layouts():
+    found = json.loads(_ask("layouts", "--model", "lab-5m", "--ranks", "3", "--engine", "--json").stdout)
+    slugs = [entry["layout"] for entry in found["pools"]]
+    assert slugs == ["prefill:tp1,decode:tp1", "prefill:tp1,decode:tp2", "prefill:tp2,decode:tp1", "any:tp1,long:pcp2"]
+
+
 def test_layouts_in_words():
     text = _ask("layouts", "--model", "lab-5m", "--ranks", "3").stdout
     assert "tp2" in text and "not tp3:" in text

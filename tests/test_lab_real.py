@@ -66,6 +66,24 @@ def test_the_parts_of_ttft_add_up(runs: dict[str, Run], layout: str):
     assert summary["ttft_parts_ms"]["prefill_compute"] > 0 and summary["ttft_parts_ms"]["delivery"] > 0
 
 
+def test_prefill_apart_from_decode_is_measured_with_its_handoffs(lab: Lab):
+    run = lab.run("prefill:tp1,decode:tp1", "chat", rate=5, seconds=4, warmup_s=0.5)
+    summary, completed = run.summary, run.summary["requests"]["completed"]
+    assert summary["layout"] == "prefill:tp1,decode:tp1" and completed == summary["requests"]["scheduled"] > 8
+    handoff = summary["handoff"]
+    assert handoff["num"] == completed and handoff["bytes"] > 0 and handoff["ms"]["n"] == completed
+    assert handoff["bytes"] == sum(
+        record.server.handoff_bytes for record in run.records if record.server and not record.warmup
+    )
+    assert summary["ttft_parts"]["unaccounted_share"] <= 0.01 and summary["ttft_parts_ms"]["handoff"] > 0
+    assert [pool["role"] for pool in lab.state()["pools"]] == ["prefill", "decode"]
+    assert {step.replica: step.layout for step in run.step_records} == {0: "tp1", 1: "tp1"}
+    by_rank = {rank: [step for step in run.step_records if step.ranks == [rank]] for rank in (0, 1)}
+    assert not any(step.num_decode_seqs for step in by_rank[0]), "the prefill pool decodes nothing"
+    assert not any(step.num_prefill_seqs for step in by_rank[1]), "the decode pool prefills nothing"
+    run.plot()  # pools have figures like any layout
+
+
 def test_crossing_is_measured_where_there_is_some(runs: dict[str, Run]):
     alone, together, beside = (runs[name].summary["step_share"] for name in ("tp1", "tp2", "dp2"))
     assert alone["transfer"] == beside["transfer"] == 0 < together["transfer"]

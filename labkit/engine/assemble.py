@@ -38,9 +38,9 @@ def _replica(
         max_in_flight=layout.pp,
         prefills_only=pool.role == "prefill",
     )
-    scheduler = Scheduler(config, BlockPool(num_blocks, block_tokens(layout, settings.block_size), settings.prefix_cache))
+    blocks = BlockPool(num_blocks, block_tokens(layout, settings.block_size), settings.prefix_cache)
     chain = pool.globally(layout.group_of("pp", layout.sampling_rank(place)))
     return Replica(
-        first + place, pool.replicas[place], chain, scheduler,
+        first + place, pool.replicas[place], chain, Scheduler(config, blocks),
         pool=pool_index, index_in_pool=place, role=pool.role, layout=layout.slug,
     )  # fmt: skip

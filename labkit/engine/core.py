@@ -13,11 +13,13 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from labkit.engine.accounts import Accounts
 from labkit.engine.admission import check_request
 from labkit.engine.assemble import assemble
 from labkit.engine.bringup import BringUp, Standing, SwitchRefused, SwitchReport
 from labkit.engine.dispatcher import Dispatcher
 from labkit.engine.expert_load import ExpertLoad, placements_for
+from labkit.engine.flights import Flights
 from labkit.engine.messages import Configured, Hello, Moved, RankMessage, Ready, Sampled, StepStats
 from labkit.engine.places import describe_places, nodes_of, share_a_clock
 from labkit.engine.reporter import Emit, Reporter
@@ -31,15 +33,7 @@ from labkit.model.spec import ModelSpec
 if TYPE_CHECKING:
     from labkit.cluster.pool import Pool, PoolFailure
 
-__all__ = [
-    "Engine",
-    "EngineDown",
-    "EngineSettings",
-    "Output",
-    "RequestStream",
-    "SwitchRefused",
-    "SwitchReport",
-]
+__all__ = ["Engine", "EngineDown", "EngineSettings", "Output", "RequestStream", "SwitchRefused", "SwitchReport"]
 
 
 class Engine:
@@ -61,11 +55,14 @@ class Engine:
         self._failure: dict[str, Any] | None = None
         self._epoch = 0
         self._reporter = Reporter(emit, lambda: self._dispatcher.describe())
+        accounts = Accounts(self._reporter.request)
+        self._flights = Flights(accounts, self._reporter, shared_clock=True)
         self._dispatcher = Dispatcher(
-            pool.send_many, self._reporter, lambda ranks, what: pool.declare_hung(ranks, what, step_timeout_s),
+            pool.send_many, self._reporter, accounts, self._flights,
+            lambda ranks, what: pool.declare_hung(ranks, what, step_timeout_s),
             step_timeout_s=step_timeout_s, check=check,
         )  # fmt: skip
-        self._expert_load = ExpertLoad(spec) if spec.moe else None
+        self._expert_load = self._flights.expert_load = ExpertLoad(spec) if spec.moe else None
         self._bring_up: BringUp | None = None
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[SwitchReport]] = set()
@@ -101,7 +98,7 @@ class Engine:
         if isinstance(message, Sampled):
             self._dispatcher.sampled(message)
         elif isinstance(message, StepStats):
-            self._dispatcher.stats(message)
+            self._flights.stats(message)
         elif isinstance(message, Moved):
             self._dispatcher.moved(message)
         elif isinstance(message, Configured | Ready) and self._bring_up is not None:
@@ -109,7 +106,7 @@ class Engine:
 
     def on_failure(self, failure: PoolFailure) -> None:
         """A rank has ended: everybody is told, and the pool comes back."""
-        sentence = f"{failure.error[:1].upper()}{failure.error[1:]}."
+        sentence = f"{failure.error[:1].upper()}{failure.error[1:].rstrip('.')}."
         self._failure = {"rank": failure.rank, "error": sentence, "traceback": failure.traceback}
         self._emit({"event": "failure", "kind": failure.kind, **self._failure})
         error = EngineDown(sentence)
@@ -208,7 +205,7 @@ class Engine:
         self._epoch += 1
         config = self.pool.config
         hellos = self.pool.hellos
-        self._dispatcher.shared_clock = share_a_clock(hellos, config.device)
+        self._flights.shared_clock = share_a_clock(hellos, config.device)
         placements = placements_for(self._expert_load, settings)
         self._bring_up = BringUp(
             self.pool, config.num_ranks, self.spec, settings, self._epoch, nodes_of(hellos), placements
@@ -221,7 +218,7 @@ class Engine:
         if self._expert_load is not None:
             self._expert_load.begin(settings.layout, placements)
         self._dispatcher.open(
-            assemble(settings, self.spec, standing), self._epoch, settings.layout.slug, self._expert_load,
+            assemble(settings, self.spec, standing), self._epoch, settings.layout.slug,
             settings.first_token == "decode",
         )  # fmt: skip
         self._set_state("ready")
@@ -246,7 +243,7 @@ class Engine:
     async def settle(self, timeout_s: float = 0.3) -> None:
         """Wait, a little, for the figures of the steps that have run, and tell them: a run is about to close."""
         give_up = time.monotonic() + timeout_s
-        while self._dispatcher.num_unmerged and time.monotonic() < give_up:
+        while self._flights.by_step and time.monotonic() < give_up:
             await asyncio.sleep(0.005)
         self._reporter.flush()
 

@@ -14,10 +14,10 @@ from itertools import repeat
 from typing import Any
 
 from labkit.engine.accounts import Accounts
-from labkit.engine.expert_load import ExpertLoad
+from labkit.engine.flights import Flights
 from labkit.engine.handoff import Handoff, Handoffs
-from labkit.engine.lockstep import merge_round, next_round
-from labkit.engine.messages import Moved, MoveKV, Sampled, Step, StepStats
+from labkit.engine.lockstep import next_round
+from labkit.engine.messages import Moved, MoveKV, Sampled, Step
 from labkit.engine.plan import StepPlan
 from labkit.engine.pools import Pools
 from labkit.engine.replica import Flight, Replica
@@ -25,13 +25,12 @@ from labkit.engine.reporter import Reporter
 from labkit.engine.request import FinishReason, Phase, Request, RequestRefused
 from labkit.engine.stream import EngineDown, RequestStream, TokenLogprobs
 from labkit.engine.watchdog import STEP_TIMEOUT_S, Watchdog
-from labkit.measure.experts import ExpertStep, merge_experts
 
 Send = Callable[[Sequence[int], Step | MoveKV], None]
 
 
 class Dispatcher:
-    """shared_clock: the ranks' instants are of one clock. check: walk the pools after every step (tests).
+    """flights: where steps go once they are sent. check: walk the pools after every step (tests).
 
     on_hung(ranks, what): these have not answered a step, or a handoff, for `step_timeout_s`.
     """
@@ -40,22 +39,20 @@ class Dispatcher:
         self,
         send: Send,
         reporter: Reporter,
+        accounts: Accounts,
+        flights: Flights,
         on_hung: Callable[[Sequence[int], str], None],
         *,
         step_timeout_s: float = STEP_TIMEOUT_S,
-        shared_clock: bool = True,
         check: bool = False,
     ) -> None:
-        self._send, self._reporter = send, reporter
-        self.shared_clock, self._check = shared_clock, check
-        self._accounts = Accounts(reporter.request)
+        self._send, self._reporter, self._accounts, self._flights = send, reporter, accounts, flights
+        self._check = check
         self._streams: dict[str, RequestStream] = {}
         self._backlog: dict[str, Request] = {}
         """Requests that wait for a layout to stand."""
-        self._flights: dict[int, Flight] = {}
-        """Steps whose figures are not merged, by step id."""
         self._handoffs = Handoffs(send)
-        self._watchdog = Watchdog(self._flights, step_timeout_s, lambda ranks: on_hung(ranks, "a step"))
+        self._watchdog = Watchdog(flights.by_step, step_timeout_s, lambda ranks: on_hung(ranks, "a step"))
         self._move_watchdog = Watchdog(
             self._handoffs.moving, step_timeout_s, lambda ranks: on_hung(ranks, "a handoff of KV")
         )
@@ -65,16 +62,10 @@ class Dispatcher:
         self._pools = Pools()
         self._epoch, self._layout = 0, ""
         self._withholds = True
-        self._expert_load: ExpertLoad | None = None
 
     @property
     def num_requests(self) -> int:
         return len(self._streams)
-
-    @property
-    def num_unmerged(self) -> int:
-        """Steps whose figures are not in yet."""
-        return len(self._flights)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._streams
@@ -94,15 +85,12 @@ class Dispatcher:
 
     # ---- layouts come and go
 
-    def open(
-        self, pools: Pools, epoch: int, layout: str, expert_load: ExpertLoad | None = None, withholds: bool = True
-    ) -> None:  # fmt: skip
+    def open(self, pools: Pools, epoch: int, layout: str, withholds: bool = True) -> None:
         """A layout stands: whoever waited is routed, in order of arrival.
 
         withholds: a first token reaches the user only when its KV has reached the pool that decodes.
         """
-        self._withholds, self._expert_load = withholds, expert_load
-        self._pools, self._epoch, self._layout = pools, epoch, layout
+        self._pools, self._epoch, self._layout, self._withholds = pools, epoch, layout, withholds
         self.is_open = True
         backlog, self._backlog = self._backlog, {}
         for request in sorted(backlog.values(), key=lambda request: request.received_ns):
@@ -131,7 +119,7 @@ class Dispatcher:
         """The ranks are gone: every request ends with the sentence."""
         self.is_open = False
         self._pools = Pools()
-        self._flights.clear()
+        self._flights.by_step.clear()
         self._handoffs.clear()
         self._backlog.clear()
         for stream in list(self._streams.values()):
@@ -198,8 +186,8 @@ class Dispatcher:
         self._send_steps(replica)
 
     def sampled(self, message: Sampled) -> None:
-        flight = self._flights.get(message.step_id)
-        if flight is None or flight.epoch != message.epoch:
+        flight = self._flights.find(message)
+        if flight is None:
             return
         flight.end_ns = time.monotonic_ns()
         replica = flight.replica
@@ -209,7 +197,7 @@ class Dispatcher:
         self._send_steps(replica)
         self._hand_out(flight, message, finished)
         replica.note_pace(flight)
-        self._merge_if_whole(flight)
+        self._flights.merge_if_whole(flight)
         if self._check:
             replica.scheduler.check_integrity()
         self._note_quiet()
@@ -249,9 +237,8 @@ class Dispatcher:
             self._last_step_id, plan, plan.requests, context_tokens, replica, self._epoch, start_ns
         )
         replica.num_in_flight += 1
-        self._flights[flight.step_id] = flight
+        self._flights.add(flight)
         self._watchdog.watch()
-        self._accounts.sent(flight)
         if self._check:
             replica.scheduler.check_integrity()
         return flight
@@ -304,30 +291,3 @@ class Dispatcher:
         stream = self._streams.get(handoff.request.id)
         if handoff.withheld is not None and stream is not None and stream.request is handoff.request:
             stream.push(*handoff.withheld, None)
-
-    # ---- a step's figures
-
-    def stats(self, message: StepStats) -> None:
-        flight = self._flights.get(message.step_id)
-        if flight is not None and flight.epoch == message.epoch:
-            flight.pieces[message.rank] = (message.rank, message.start_ns, message.end_ns, message.ring)
-            if message.experts:
-                flight.experts[message.rank] = message.experts
-            self._merge_if_whole(flight)
-
-    def _merge_if_whole(self, flight: Flight) -> None:
-        if not all(each.is_whole for each in flight.round):
-            return
-        for each, merged in zip(flight.round, merge_round(flight.round, self.shared_clock), strict=True):
-            del self._flights[each.step_id]
-            self._accounts.merged(each, merged)
-            self._reporter.step(each, merged, self._experts_of(each))
-
-    def _experts_of(self, flight: Flight) -> ExpertStep | None:
-        load = self._expert_load
-        if load is None:
-            return None
-        step = merge_experts(flight.experts, flight.replica.ranks, load.num_experts)
-        if step is not None:
-            load.add(step)
-        return step

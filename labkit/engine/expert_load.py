@@ -94,7 +94,8 @@ def placements_for(load: ExpertLoad | None, settings: EngineSettings) -> LayerPl
         return ()
     if isinstance(settings.layout, Deployment):
         raise SwitchRefused(
-            f"expert_placement is 'measured', which is for one layout; {settings.layout} are several pools: take 'plain'."
+            f"expert_placement is 'measured', which is for one layout, and {settings.layout} are several pools: "
+            f"take 'plain'."
         )
     if settings.layout.ep == 1:
         return ()

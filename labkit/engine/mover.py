@@ -109,8 +109,8 @@ class KVMover:
     def _add(self, move: _Move, share: Share, source: Pool, target: Pool) -> None:
         gives = self._rank == source.first_rank + share.source
         message = move.message
-        slots_of = [Slots.of(pool.layout, self._block_size) for pool in (source, target)]
-        positions = passing(share, *slots_of, message.start, message.stop)
+        slots_of = Slots.of(source.layout, self._block_size), Slots.of(target.layout, self._block_size)
+        positions = passing(share, slots_of[0], slots_of[1], message.start, message.stop)
         if not len(positions):
             return
         pool, blocks, how = (

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-
-from labkit.engine.replica import Flight
+from typing import Protocol
 
 STEP_TIMEOUT_S = 75.0
 """More than the 60 s of a collective, which knows better who is missing."""
@@ -19,11 +18,21 @@ SWITCH_TIMEOUT_S = 600.0
 """For weights read from a slow disk."""
 
 
+class Awaited(Protocol):
+    """A step, or a handoff, on its way."""
+
+    @property
+    def start_ns(self) -> int: ...
+
+    @property
+    def silent_ranks(self) -> list[int]: ...
+
+
 class Watchdog:
-    """flights: steps on their way, oldest first. on_hung(ranks): those that the oldest still waits for."""
+    """flights: what is on its way, oldest first. on_hung(ranks): those that the oldest still waits for."""
 
     def __init__(
-        self, flights: Mapping[int, Flight], timeout_s: float, on_hung: Callable[[Sequence[int]], None]
+        self, flights: Mapping[int, Awaited], timeout_s: float, on_hung: Callable[[Sequence[int]], None]
     ) -> None:
         if timeout_s <= 0:
             raise ValueError(f"the step timeout is {timeout_s:g} s; it must be more than 0.")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit.lab.shell import sentences
+
+if TYPE_CHECKING:
+    from labkit.layout import AnyLayout
 
 _Json = Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")]
 
@@ -28,24 +31,28 @@ def layouts(
 ) -> None:
     """Which layouts a model allows on so many ranks, and why not the others."""
     with sentences():
-        from labkit.layout import legal_layouts, refused_layouts
+        from labkit.layout import deployment_choices, legal_layouts, refused_layouts
         from labkit.model.spec import load_spec
 
         spec = load_spec(model)
-        legal = [
-            {"layout": layout.slug, "name": str(layout), "num_ranks": layout.world_size}
-            for layout in legal_layouts(spec, ranks, engine=engine)
-        ]
+        legal = [_entry(layout) for layout in legal_layouts(spec, ranks, engine=engine)]
+        pools = [_entry(deployment) for deployment in deployment_choices(spec, ranks, engine=engine)]
         refused = [
             {"layout": layout.slug, "reason": reason}
             for layout, reason in refused_layouts(spec, ranks, engine=engine)
         ]
     if as_json:
-        typer.echo(json.dumps({"model": spec.name, "ranks": ranks, "legal": legal, "refused": refused}))
+        typer.echo(json.dumps({"model": spec.name, "ranks": ranks, "legal": legal, "pools": pools, "refused": refused}))
         return
     typer.echo(f"{spec.name} on up to {ranks} ranks: " + " ".join(str(entry["layout"]) for entry in legal))
+    if pools:
+        typer.echo("pools with roles: " + " ".join(str(entry["layout"]) for entry in pools))
     for entry in refused:
         typer.echo(f"  not {entry['layout']}: {entry['reason']}")
+
+
+def _entry(layout: AnyLayout) -> dict[str, str | int]:
+    return {"layout": layout.slug, "name": str(layout), "num_ranks": layout.world_size}
 
 
 def runs(

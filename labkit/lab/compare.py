@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from labkit.lab.plan import RunPlan, as_layout
 from labkit.lab.run import Run
-from labkit.layout import Layout
+from labkit.layout import AnyLayout
 from labkit.measure import metrics
 from labkit.measure.metrics import Objective, goodput_of
 from labkit.measure.records import RequestRecord
@@ -97,7 +97,7 @@ class Comparison:
 
 def compare(
     lab: Lab,
-    layouts: Sequence[Layout | str],
+    layouts: Sequence[AnyLayout | str],
     plan: RunPlan,
     rounds: int = 1,
     on_update: OnUpdate | None = None,
@@ -120,7 +120,7 @@ def compare(
     return found
 
 
-def check_layouts(layouts: Sequence[Layout | str]) -> list[str]:
+def check_layouts(layouts: Sequence[AnyLayout | str]) -> list[str]:
     """Their slugs; ValueError unless there are two or more, all different."""
     names = [as_layout(layout).slug for layout in layouts]
     if len(names) < 2 or len(set(names)) != len(names):

@@ -16,7 +16,7 @@ import msgspec
 from labkit.lab.plan import DEFAULT_OBJECTIVE, RunPlan, as_layout, plan_of
 from labkit.lab.run import Run
 from labkit.lab.running import OnUpdate, run_on_lab, run_on_server
-from labkit.layout import Layout
+from labkit.layout import AnyLayout
 from labkit.load.driver import DriverProcess
 from labkit.load.target import Target
 from labkit.load.trial import find_model
@@ -73,13 +73,13 @@ class Lab:
                 raise ServerError(f"The lab server at {self.url} is still {status} after {timeout_s:g} s.")
             time.sleep(0.1)
 
-    def switch(self, layout: Layout | str = "", **settings: Any) -> dict[str, Any]:
+    def switch(self, layout: AnyLayout | str = "", **settings: Any) -> dict[str, Any]:
         """Another layout, other settings, or both, with nothing else running: {ready_s, first_token_s, …}."""
         return dict(self.client.switch(as_layout(layout).slug if layout else "", **settings))
 
     def run(
         self,
-        layout: Layout | str | None = None,
+        layout: AnyLayout | str | None = None,
         workload: str | Workload = "chat",
         rate: float | None = None,
         seconds: float | None = None,
@@ -102,7 +102,7 @@ class Lab:
 
     def compare(
         self,
-        layouts: Sequence[Layout | str],
+        layouts: Sequence[AnyLayout | str],
         workload: str | Workload = "chat",
         rate: float | None = None,
         seconds: float | None = None,
@@ -119,7 +119,7 @@ class Lab:
 
     def compare_plan(
         self,
-        layouts: Sequence[Layout | str],
+        layouts: Sequence[AnyLayout | str],
         plan: RunPlan,
         rounds: int = 1,
         on_update: OnUpdate | None = None,

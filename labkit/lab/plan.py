@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.layout import Layout
+from labkit.layout import AnyLayout, read_layout
 from labkit.load.spec import RunSpec, TraceWindow
 from labkit.load.target import Target
 from labkit.load.workload import Workload, load_workload
@@ -32,7 +32,7 @@ _WARMUP_SHARE, _LONGEST_WARMUP_S = 0.2, 2.0
 class RunPlan:
     """One run. Without `num_requests` it is `seconds` long; `rate` is the workload's own unless given."""
 
-    layout: Layout | None = None
+    layout: AnyLayout | None = None
     """None: the layout that the server has, or a foreign server's."""
     workload: str | Workload = "chat"
     rate: float | None = None
@@ -131,7 +131,7 @@ class RunPlan:
 
 
 def plan_of(
-    layout: Layout | str | None = None,
+    layout: AnyLayout | str | None = None,
     workload: str | Workload = "chat",
     rate: float | None = None,
     seconds: float | None = None,
@@ -153,8 +153,9 @@ def plan_of(
     )
 
 
-def as_layout(layout: Layout | str) -> Layout:
-    return Layout.parse(layout) if isinstance(layout, str) else layout
+def as_layout(layout: AnyLayout | str) -> AnyLayout:
+    """Text as `tp2` or `prefill:tp2,decode:tp1`. Raises LayoutError."""
+    return read_layout(layout) if isinstance(layout, str) else layout
 
 
 def new_run_id(layout: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from labkit.lab.plan import RunPlan
-from labkit.layout import Layout
+from labkit.layout import AnyLayout, pools_of, read_layout
 from labkit.load.report import LoadReport
-from labkit.measure.breakdown import step_share, summarize_ttft
+from labkit.measure.breakdown import handoff_figures, step_share, summarize_ttft
 from labkit.measure.metrics import Window, counted, summarize
 from labkit.measure.quality import Circumstances, trusted, verdicts
 from labkit.measure.records import Environment, RequestRecord, StepRecord
@@ -63,7 +63,7 @@ def build_summary(
     figures = summarize(records, plan.objective, window)
     quality = verdicts(records, window, _circumstances(plan, where, report, stopped_early))
     figures["goodput"]["trusted"] = trusted(quality)
-    layout = Layout.parse(where.layout) if where.layout else None
+    layout = read_layout(where.layout) if where.layout else None
     environment = where.environment
     return {
         "run_id": run_id,
@@ -74,7 +74,8 @@ def build_summary(
         **figures,
         **summarize_ttft(counted(records, window)),
         "step_share": step_share(steps, window, range(layout.world_size) if layout else None),
-        "pipeline": stage_figures(steps, window, layout) if layout else None,
+        "pipeline": _pipeline(steps, window, layout) if layout else None,
+        "handoff": handoff_figures(counted(records, window)),
         "memory_bytes": _memory(where.memory, layout),
         "quality": quality,
         **_load(plan, report),
@@ -82,6 +83,16 @@ def build_summary(
         "switch": where.switch,
         "environment": msgspec.to_builtins(environment) if environment else None,
     }
+
+
+def _pipeline(steps: Sequence[StepRecord], window: Window, layout: AnyLayout) -> Summary | None:
+    """Of the layout, or of the first of its pools that has stages."""
+    for pool in pools_of(layout):
+        own = [step for step in steps if step.ranks and step.ranks[0] in pool.ranks]
+        figures = stage_figures(own, window, pool.layout, pool.first_rank)
+        if figures is not None:
+            return figures
+    return None
 
 
 def _circumstances(
@@ -98,7 +109,7 @@ def _circumstances(
     )
 
 
-def _memory(memory: Sequence[Mapping[str, Any]], layout: Layout | None) -> list[dict[str, Any]]:
+def _memory(memory: Sequence[Mapping[str, Any]], layout: AnyLayout | None) -> list[dict[str, Any]]:
     """Per rank of the layout; the pool's other ranks hold nothing of it."""
     size = layout.world_size if layout else 0
     return [dict(rank) for rank in memory if rank["rank"] < size]

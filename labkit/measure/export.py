@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.layout import Layout
+from labkit.layout import AnyLayout, Layout, pools_of, read_layout
 from labkit.measure.metrics import Window, counted, itl_ms, num_tokens, tpot_ms
 from labkit.measure.records import RequestRecord
 from labkit.measure.store import Store
@@ -78,7 +78,7 @@ def to_vllm_json(run: Mapping[str, Any], records: Sequence[RequestRecord]) -> di
         "labkit": {
             "run_id": run.get("run_id"),
             "layout": run.get("layout"),
-            **axis_names(Layout.parse(run.get("layout") or "tp1")),
+            **axis_names(read_layout(run.get("layout") or "tp1")),
             "environment": run.get("environment"),
             "settings": run.get("settings"),
             "summary": run.get("summary"),
@@ -87,8 +87,21 @@ def to_vllm_json(run: Mapping[str, Any], records: Sequence[RequestRecord]) -> di
     }
 
 
-def axis_names(layout: Layout) -> dict[str, Any]:
-    """InferenceX's words. There, attention-DP lies inside tp: our dp times tp exports as its tp."""
+def axis_names(layout: AnyLayout) -> dict[str, Any]:
+    """InferenceX's words. There, attention-DP lies inside tp: our dp times tp exports as its tp.
+
+    Of pools with roles each has its own, `prefill_tp` and so on; the plain names are those of the first pool.
+    """
+    pools = pools_of(layout)
+    names = _axis_names(pools[0].layout)
+    if len(pools) == 1:
+        return names
+    by_role = {f"{pool.role}_{name}": value for pool in pools for name, value in _axis_names(pool.layout).items()}
+    sizes = {f"num_{pool.role}_gpu": pool.layout.world_size for pool in pools}
+    return names | by_role | sizes | {"disagg": "prefill" in [pool.role for pool in pools]}
+
+
+def _axis_names(layout: Layout) -> dict[str, Any]:
     attention_dp = layout.dp > 1 and layout.ep > layout.tp * layout.pcp
     return {
         "tp": layout.dp * layout.tp if attention_dp else layout.tp,

@@ -5,8 +5,8 @@ A rank alone cannot tell a slow link from a late neighbour: both look like a lon
 ranks are therefore matched by (group_id, seq) and compared. Where the ranks share a clock, a rank waits
 until the last one has entered, and what follows is transfer. Where they do not (several hosts, CUDA
 events), the shortest call of a match is the transfer, and what the others took beyond it is wait. A transfer
-from one rank to one other begins when both have come: until then the receiver is idle, which is a pipeline's
-bubble and not wait. Compute is the time between calls, from its own instants.
+from one rank to one other begins when both have come: until then the receiver waits, and a pipeline's stage is
+idle, which is its bubble and not wait. Compute is the time between calls, from its own instants.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MERGED_DTYPE = np.dtype(
     [("epoch", "<i4"), ("step_id", "<i8"), ("rank", "<i4"), *_RING_FIELDS]
     + [("last_enter_ns", "<i8"), ("wait_ns", "<i8"), ("transfer_ns", "<i8")]
 )
-"""wait_ns of a receive is the time that its rank was idle before the sender had come."""
+"""wait_ns of a receive is the time before the sender had come, a stage's bubble included."""
 
 Piece = tuple[int, int, int, bytes]
 """One rank's share of a step: (rank, start_ns, end_ns, rows of its ring)."""
@@ -134,7 +134,7 @@ class MergedStep:
     wait_ns: list[int]
     transfer_ns: list[int]
     idle_ns: list[int]
-    """In receives, before the sender had come: a stage's bubble."""
+    """In receives from the stage before, until it had sent: the bubble. A wait inside a ring is a wait."""
     num_collectives: int
     """Collectives of the step, each counted once, not once a rank."""
     collective_bytes: int
@@ -155,9 +155,9 @@ def merge(
     first_of_match, match = _match(rows)
     _split(rows, match, shared_clock)
     num_ranks = len(pieces)
-    receives = rows["op"] == _RECV
-    wait = np.bincount(rank_index, rows["wait_ns"] * ~receives, num_ranks)
-    idle = np.bincount(rank_index, rows["wait_ns"] * receives, num_ranks)
+    bubbles = (rows["op"] == _RECV) & (rows["axis"] == AXIS_CODES["pp"])
+    wait = np.bincount(rank_index, rows["wait_ns"] * ~bubbles, num_ranks)
+    idle = np.bincount(rank_index, rows["wait_ns"] * bubbles, num_ranks)
     transfer = np.bincount(rank_index, rows["transfer_ns"], num_ranks)
     return MergedStep(
         ranks=[piece[0] for piece in pieces],

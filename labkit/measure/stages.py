@@ -52,7 +52,9 @@ def _transfers(rows: NDArray[np.void]) -> NDArray[np.int64]:
     return np.stack([sends["enter_ns"], receives["exit_ns"], sends["bytes"]], axis=1).astype(np.int64)
 
 
-def stage_figures(steps: Sequence[StepRecord], window: Window, layout: Layout) -> dict[str, Any] | None:
+def stage_figures(
+    steps: Sequence[StepRecord], window: Window, layout: Layout, first_rank: int = 0
+) -> dict[str, Any] | None:
     """Each stage's shares of the window and its time a step, the slowest one, and the activations in flight.
 
     None without a pipeline, or without a step in the window. A step counts where it ended. Replicas are taken
@@ -61,7 +63,7 @@ def stage_figures(steps: Sequence[StepRecord], window: Window, layout: Layout) -
     inside = [step for step in steps if window.start_ns <= step.end_ns <= window.end_ns]
     if layout.pp == 1 or not inside:
         return None
-    stages = [_stage(inside, window, layout, stage) for stage in range(layout.pp)]
+    stages = [_stage(inside, window, layout, stage, first_rank) for stage in range(layout.pp)]
     busy = [stage["busy_ms_per_step"] for stage in stages]
     return {
         "stages": stages,
@@ -71,8 +73,10 @@ def stage_figures(steps: Sequence[StepRecord], window: Window, layout: Layout) -
     }
 
 
-def _stage(steps: Sequence[StepRecord], window: Window, layout: Layout, stage: int) -> dict[str, Any]:
-    ranks = [rank for rank in range(layout.world_size) if layout.coords(rank).pp == stage]
+def _stage(
+    steps: Sequence[StepRecord], window: Window, layout: Layout, stage: int, first_rank: int
+) -> dict[str, Any]:
+    ranks = [first_rank + rank for rank in range(layout.world_size) if layout.coords(rank).pp == stage]
     busy_ns = np.array([_slowest(step, ranks) for step in steps])
     spent = {name: _sum(steps, ranks, f"{name}_ns") for name in ("compute", "wait", "transfer")}
     bubble, span = _sum(steps, ranks, "idle_ns"), (window.end_ns - window.start_ns) * len(ranks)

@@ -166,6 +166,7 @@ class Decoder:
         moe: ExpertParallel | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.group, self.door = spec, group, group.door
+        self.counts_decodes = layout.coords(rank).pcp == 0
         heads = len(query_heads(layout, spec, rank)), len(kv_heads(layout, spec, rank))
         self.num_kv_heads = heads[1]
         rows = weights.get("model.embed_tokens.weight")
@@ -230,6 +231,8 @@ class Decoder:
 
     def _tag(self, batch: Batch) -> None:
         self.door.tag(phase=phase_code(int(batch.has_prompts), len(batch.decodes)))
+        if self.door.experts is not None and not self.counts_decodes:
+            self.door.experts.num_own_tokens = batch.context.num_rows if batch.context else 0
 
     def bytes_by_part(self) -> dict[str, int]:
         """What the weights occupy; a tied head that had to be laid out apart from the embedding counts as

@@ -48,7 +48,10 @@ class KVCache:
         return self.memory.nbytes
 
     def by_token(self) -> Tensor:
-        """The same memory as [layers, 2 (keys, values), kv_heads, slots, head_dim]; slot = block · block_size + offset."""
+        """The same memory as [layers, 2 (keys, values), kv_heads, slots, head_dim].
+
+        slot = block · block_size + offset.
+        """
         return self.memory.view(len(self.memory), 2, self.num_kv_heads, -1, self.head_dim)
 
     def write(self, layer: int, keys_values: Tensor, slots: Tensor) -> None:

@@ -50,10 +50,12 @@ class Rows(NamedTuple):
     experts: Tensor
     """int64 [N], ascending."""
     counts: Tensor
-    """int64 [E]: rows of each expert, those that were dropped included."""
+    """int64 [E]: rows of each expert, those that were dropped included; what is told of the step."""
     num_dropped: int = 0
     slots: Tensor | None = None
     """int64 [N]: places in a buffer of `most` rows for each expert, when capacity is limited."""
+    num_told_elsewhere: int = 0
+    """Of the dropped rows, those that another rank, which computes the same tokens, tells."""
 
     def unsorted(self, out: Tensor) -> Tensor:
         """`out` [N, H] back in token order; what was dropped is 0."""
@@ -141,15 +143,20 @@ class MoeMlp:
             return self._routed(x)
         each = -(-len(x) // group.size)
         mine = x[group.rank * each : (group.rank + 1) * each]
-        out = self._routed(mine)
+        out = self._routed(mine, group.rank * each)
         padded = F.pad(out, (0, 0, 0, each - len(out)))
         return group.all_gather(padded)[: len(x)]
 
-    def _routed(self, x: Tensor) -> Tensor:
-        """[T, H] → Σ over a token's experts of weight · expert(token); with tp-cut experts this rank's part."""
+    def _routed(self, x: Tensor, first: int = 0) -> Tensor:
+        """[T, H] → Σ over a token's experts of weight · expert(token); with tp-cut experts this rank's part.
+
+        first: the place of x[0] among the step's tokens.
+        """
         weights, experts = self.router(x)
         most = capacity_of(self.capacity, len(x), self.top_k, self.num_experts)
         rows = sort_rows(experts.flatten(), self.num_experts, most)
+        if self.meter is not None and self.meter.num_own_tokens is not None:
+            rows = told_of_first(rows, experts[: max(0, self.meter.num_own_tokens - first)], self.num_experts)
         given = x.index_select(0, rows.order // self.top_k)
         out = self._served(given, rows) if rows.slots is None else self._served_padded(given, rows, rows.slots, most)
         outs = rows.unsorted(out).view(len(x), self.top_k, x.shape[1])
@@ -185,6 +192,14 @@ class MoeMlp:
             found["shared_experts"] = self.shared.num_bytes
             found["router"] += self.shared.gate_bytes
         return found
+
+
+def told_of_first(rows: Rows, experts: Tensor, num_experts: int) -> Rows:
+    """`rows`, telling of the first tokens only: experts [those tokens, top_k]."""
+    num_kept = int((rows.order < experts.numel()).sum())
+    told_here = experts.numel() - num_kept
+    counts = count_rows(experts.flatten(), num_experts)
+    return rows._replace(counts=counts, num_told_elsewhere=rows.num_dropped - told_here)
 
 
 class SharedExpert:

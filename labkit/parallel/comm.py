@@ -36,6 +36,9 @@ _EDGE_SHIFT, _EDGE_COUNT = 20, (1 << 20) - 1
 class Drained(Protocol):
     """What gathers rows during a step, to be taken away after it."""
 
+    num_own_tokens: int | None
+    """Of the step's tokens, from the first, how many are this rank's to tell of; None: all."""
+
     def drain(self) -> bytes: ...
 
 

@@ -51,7 +51,7 @@ class ContextRanks:
         """Who must be asked for their queries before a decode."""
         if self.spans_tp:
             self.query_group = mesh.dcp if layout.pcp == 1 else mesh.tp
-        self.member_pcp = [layout.coords(rank).pcp for rank in mesh.dcp.ranks]
+        self.member_pcp = [layout.coords(rank).pcp for rank in layout.group_of("dcp", mesh.rank)]
         """Of each member of the dcp group: whose rows of a prompt it computes."""
 
     @classmethod

@@ -120,6 +120,8 @@ class ExpertMeter:
 
     def __init__(self, num_experts: int, device: torch.device) -> None:
         self._is_cuda, self._nothing = device.type == "cuda", [0] * num_experts
+        self.num_own_tokens: int | None = None
+        """A decode is computed on every pcp rank, and counted on the first."""
         self._notes: list[tuple[list[int], Tensor | None, Instant, Instant]] = []
 
     def now(self) -> Instant:
@@ -137,7 +139,7 @@ class ExpertMeter:
         """
         if self._is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        fields = [layer, num_rows, sent_bytes, routed.num_dropped if routed else 0, 0]
+        fields = [layer, num_rows, sent_bytes, routed.num_dropped - routed.num_told_elsewhere if routed else 0, 0]
         self._notes.append((fields, routed.counts if routed else None, began, self.now()))
 
     def drain(self) -> bytes:

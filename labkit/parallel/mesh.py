@@ -134,7 +134,8 @@ class Mesh:
         return self._join(axis, self.layout.groups(axis).index(local), ranks, wires, fabric, epoch, self.door)
 
     def _join(
-        self, axis: str, index: int, ranks: tuple[int, ...], wires: WireCache | None, fabric: str, epoch: int, door: Door
+        self, axis: str, index: int, ranks: tuple[int, ...], wires: WireCache | None, fabric: str, epoch: int,
+        door: Door,
     ) -> Group:  # fmt: skip
         me, wire = self._first_rank + self.rank, None
         if len(ranks) > 1:

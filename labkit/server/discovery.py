@@ -153,19 +153,24 @@ def _starters_lock() -> Iterator[None]:
         yield
 
 
-def start_detached(options: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Found:
-    """Start a server that outlives this process; returns once it listens (its ranks may still be starting)."""
-    command = [sys.executable, "-m", "labkit.server", "serve", *arguments(options)]
-    with open(os.open(log_file(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
+def start_detached(
+    options: Mapping[str, Any], env: Mapping[str, str] | None = None, log: Path | None = None
+) -> Found:
+    """Start a server that outlives this process; returns once it listens (its ranks may still be starting).
+
+    `env` and `log`: for one beside the lab server, with a runtime folder and a log of its own.
+    """
+    command, log = [sys.executable, "-m", "labkit.server", "serve", *arguments(options)], log or log_file()
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as errors:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=errors,
             start_new_session=True,
             env={**os.environ, **(env or {})},
         )
-    first = json.loads(_first_line(process))
+    first = json.loads(_first_line(process, log))
     state = ServerClient(**first).state()
     return Found(first["url"], first["token"], process.pid, state["model"], state["num_ranks"])
 
@@ -182,7 +187,7 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _first_line(process: subprocess.Popen[bytes]) -> bytes:
+def _first_line(process: subprocess.Popen[bytes], log: Path) -> bytes:
     assert process.stdout is not None
     with process.stdout as pipe:
         ready, _, _ = select.select([pipe], [], [], FIRST_LINE_TIMEOUT_S)
@@ -192,5 +197,5 @@ def _first_line(process: subprocess.Popen[bytes]) -> bytes:
     if not ready:
         process.terminate()
     process.wait(timeout=10)
-    tail = log_file().read_text(errors="replace")[-2000:].strip()
+    tail = log.read_text(errors="replace")[-2000:].strip()
     raise ServerError(f"The lab server did not start:\n{tail or '(it said nothing)'}")

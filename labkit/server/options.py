@@ -14,7 +14,7 @@ from typing import Any
 from labkit.cluster.topology import Machine, default_num_ranks, default_threads, look_at_machine
 from labkit.engine.settings import EngineSettings
 from labkit.engine.watchdog import STEP_TIMEOUT_S
-from labkit.layout import Layout, require_legal
+from labkit.layout import AnyLayout, read_layout, require_deployable
 from labkit.model.spec import ModelSpec, list_models, load_spec, model_dir
 from labkit.model.tokenizer import load_tokenizer
 from labkit.server.app import is_loopback
@@ -90,11 +90,11 @@ def make_plan(options: ServeOptions) -> ServePlan:
         raise ValueError(f"--device is {device!r}; it can be cpu or cuda.")
     folder = model_dir(options.model)
     spec = load_spec(options.model)
-    layout = Layout.parse(options.layout)
+    layout = read_layout(options.layout)
     placing = place(options, machine)
     num_ranks = _num_ranks(options, placing) or max(layout.world_size, default_num_ranks(machine))
     _check_gpus(device, num_ranks, machine)
-    require_legal(layout, spec, num_ranks, engine=True)
+    require_deployable(layout, spec, num_ranks, engine=True)
     return ServePlan(
         model=_served_model(options, folder, spec),
         settings=_settings(options, layout, device),
@@ -134,7 +134,7 @@ def _served_model(options: ServeOptions, folder: Path, spec: ModelSpec) -> Serve
     return ServedModel(name, folder, spec, tokenizer, options.max_model_len or longest)
 
 
-def _settings(options: ServeOptions, layout: Layout, device: str) -> EngineSettings:
+def _settings(options: ServeOptions, layout: AnyLayout, device: str) -> EngineSettings:
     on_gpu = device == "cuda"
     same: dict[str, Any] = {
         name: getattr(options, name)

@@ -7,7 +7,7 @@ import difflib
 from typing import Any
 
 from labkit.engine.settings import EngineSettings
-from labkit.layout import Layout, require_legal
+from labkit.layout import read_layout, require_deployable
 from labkit.model.spec import ModelSpec
 from labkit.server.errors import ApiError
 from labkit.server.sizes import parse_bytes
@@ -21,8 +21,8 @@ def changed_settings(
     """`current` with another layout (empty: the same) and changes. ApiError 400 with the reason."""
     checked = {name: check_setting(name, value) for name, value in changes.items()}
     try:
-        wanted = Layout.parse(layout) if layout else current.layout
-        require_legal(wanted, spec, num_ranks, engine=True)
+        wanted = read_layout(layout) if layout else current.layout
+        require_deployable(wanted, spec, num_ranks, engine=True)
     except ValueError as error:
         raise ApiError(400, str(error), "layout") from error
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.layout import Layout
+from labkit.layout import read_layout
 from labkit.measure.breakdown import step_share, summarize_ttft
 from labkit.measure.metrics import Window, counted
 from labkit.show import figures_panels as panels
@@ -51,7 +51,7 @@ def comparison_figure(comparison: Comparison) -> Any:
     for index, (slug, runs) in enumerate(comparison.runs.items()):
         if runs:
             summary = {**runs[-1].summary, **comparison.summaries[slug], **_pooled(runs)}
-            series.append(Series(str(Layout.parse(slug)), index, summary, tuple(runs)))
+            series.append(Series(str(read_layout(slug)), index, summary, tuple(runs)))
     names = " against ".join(each.label for each in series)
     title = f"{names}: the same requests"
     return _overview(series, title, comparison.objective.to_dict(), _differences(comparison))
@@ -63,7 +63,7 @@ def _differences(comparison: Comparison) -> list[str]:
     for entry in comparison.differences:
         if entry["percentile"] != 50 or entry["figure"] == "e2el_ms":
             continue
-        pair = f"{Layout.parse(entry['layout'])} − {Layout.parse(entry['against'])}"
+        pair = f"{read_layout(entry['layout'])} − {read_layout(entry['against'])}"
         if entry["difference_ms"] is None:
             found[f"{pair}: {entry['n']} pairs are too few to tell."] = None
             continue

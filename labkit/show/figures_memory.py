@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from labkit.layout import Layout, holdings
+from labkit.layout import Pool, holdings, pools_of, read_layout
 from labkit.model.spec import DTYPE_BYTES, load_spec
 
 
@@ -29,12 +29,16 @@ def held_by_rank(summary: dict[str, Any]) -> dict[int, dict[Holder, int]]:
 def _sorted(memory: dict[str, Any], summary: dict[str, Any]) -> dict[Holder, int]:
     parts = memory.get("weights_by_part") or {"all": memory["weights"]}
     copies = _copies(summary, memory["rank"])
-    layout = Layout.parse(summary["layout"])
+    pool = _pool_of(summary, memory["rank"])
     found = {Holder.ALONE: 0, Holder.SHARED: 0, Holder.KV: memory["kv"], Holder.FREE: memory["free"]}
     for part, num_bytes in parts.items():
-        shared = copies.get(part, layout.dp) > 1
+        shared = copies.get(part, pool.layout.dp) > 1
         found[Holder.SHARED if shared else Holder.ALONE] += num_bytes
     return found
+
+
+def _pool_of(summary: dict[str, Any], rank: int) -> Pool:
+    return next(pool for pool in pools_of(read_layout(summary["layout"])) if rank in pool.ranks)
 
 
 def _copies(summary: dict[str, Any], rank: int) -> dict[str, int]:
@@ -47,5 +51,6 @@ def _copies(summary: dict[str, Any], rank: int) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     dtype = (summary.get("environment") or {}).get("dtype", spec.dtype)
-    found = holdings(Layout.parse(summary["layout"]), spec, rank, DTYPE_BYTES[dtype])
+    pool = _pool_of(summary, rank)
+    found = holdings(pool.layout, spec, rank - pool.first_rank, DTYPE_BYTES[dtype])
     return {holding.part: holding.copies for holding in found}

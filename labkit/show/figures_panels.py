@@ -34,6 +34,7 @@ PART_LOOKS = {
     "prefill_compute": ("#0072B2", ""),
     "wait": ("#CC79A7", "\\"),
     "transfer": ("#D55E00", "x"),
+    "handoff": ("#009E73", "."),
     "delivery": ("#56B4E9", "+"),
     "unaccounted": ("#222222", "|"),
 }

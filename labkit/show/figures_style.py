@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.layout import Layout
+from labkit.layout import read_layout
 
 if TYPE_CHECKING:
     from labkit.lab.run import Run
@@ -111,7 +111,7 @@ def _named(runs: Sequence[Run]) -> dict[str, Run]:
 
 def layout_name(run: Run) -> str:
     slug = run.summary.get("layout")
-    return str(Layout.parse(slug)) if slug else "foreign server"
+    return str(read_layout(slug)) if slug else "foreign server"
 
 
 def badge(series: Iterable[Series], predicted: str = "") -> str:

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from labkit.lab import Lab, Run, connect
-from labkit.layout import Layout
+from labkit.layout import read_layout
 from labkit.load.workload import Workload
 from labkit.server.client import ServerError
 from labkit.teach.html import Table, box
@@ -111,7 +111,7 @@ class Lesson:
         for label, run in self.runs:
             counts, worst = run.summary["requests"], _against(run)
             done = f"{counts['completed']} of {counts['scheduled']}"
-            rows.append([label, str(Layout.parse(run.summary["layout"])), done, run.run_id, worst])
+            rows.append([label, str(read_layout(run.summary["layout"])), done, run.run_id, worst])
         columns = ["run", "layout", "completed", "Run.load(…)", "what it says against itself"]
         return Table(f"Measured in lesson {self.number}", columns, rows, [self.book.score()])
 

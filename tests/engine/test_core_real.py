@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_ranks import RealRanks
 
-from labkit.cluster.pool import Pool, PoolConfig
 from labkit.engine.bringup import SwitchRefused
-from labkit.engine.core import Engine, EngineDown, EngineSettings, Output, RequestStream
+from labkit.engine.core import EngineDown, EngineSettings, Output, RequestStream
 from labkit.engine.messages import Fault
-from labkit.engine.request import FinishReason, Request, SamplingParams
+from labkit.engine.request import FinishReason
 from labkit.layout import Layout
 from labkit.model.spec import load_spec
 
@@ -25,36 +25,12 @@ SPEC = load_spec(MODEL)
 MIB = 2**20
 
 
-class RealHouse:
+class RealHouse(RealRanks):
     """One pool of two ranks for the whole file; each test gives it the layout that it wants."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._runner = asyncio.Runner()
-        self.events: list[dict[str, Any]] = []
-        self._num_asked = 0
-        config = PoolConfig(num_ranks=2, threads=1, device="cpu", backend="gloo", run_dir=run_dir)
-        self.pool = Pool(
-            config,
-            lambda rank, message: self.engine.on_message(rank, message),
-            lambda failure: self.engine.on_failure(failure),
-            lambda state: self.engine.on_pool_state(state),
-        )
-        self.engine = Engine(self.pool, MODEL, SPEC, self.events.append, step_timeout_s=5.0, check=True)
-        self.run(self.engine.start(settings("tp1")))
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._runner.run(asyncio.wait_for(work, 50))
-
-    def close(self) -> None:
-        self.run(self.engine.stop())
-        self._runner.close()
-
-    def ask(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> RequestStream:
-        self._num_asked += 1
-        settings = SamplingParams(max_tokens, **{"temperature": 0.0, "ignore_eos": True, **params})
-        return self.engine.submit(
-            Request(f"r{self._num_asked}", tuple(prompt), settings, time.monotonic_ns())
-        )
+        super().__init__(run_dir, num_ranks=2, step_timeout_s=5.0)
+        self.run(self.stand(MODEL, settings("tp1")))
 
     async def answers(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         return await asyncio.gather(*[read(self.ask(prompt, max_tokens)) for prompt in prompts])

@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 from arithmetic_ranks import ArithmeticPool
-from test_core import SMALL, expected, read
-from test_core import House as PlainHouse
+from house import SMALL, expected, read
+from house import House as PlainHouse
 
 from labkit.engine.core import Engine, EngineSettings, SwitchRefused
 from labkit.layout import Layout

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import LENGTHS, NUM_NEW, assert_same
+from test_parity import LENGTHS, NUM_NEW
 from thread_ranks import Served, ThreadRanks, on_threads, serve
-from tiny_models import MOE_FAMILIES, SMALL, continuation, make_checkpoint, prompts
+from tiny_models import MOE_FAMILIES, SMALL, assert_same, continuation, make_checkpoint, prompts
 
 from labkit.engine.messages import Sampled, Step
 from labkit.layout import Layout, check_layout, place_experts, rank_memory
@@ -224,6 +224,18 @@ def test_a_step_tells_each_experts_tokens_once_and_what_was_sent(
     crossed = sum(step.sent_bytes)
     row, hidden = 4, SMALL["hidden_size"]
     assert crossed == 0 if ranks.layout.ep == 1 else crossed % (row * (2 * hidden + 1)) == 0 < crossed
+
+
+@pytest.mark.parametrize("layout", ["pcp2", "pcp2xep2", "pcp2xtp2xep4+ring"])
+def test_a_decode_that_every_pcp_rank_computes_is_told_once(checkpoints: dict[str, Path], layout: str) -> None:
+    """Twelve tokens of a prompt, shared out, then two decodes, on both pcp ranks."""
+    ranks = ThreadRanks(checkpoints["mixtral"], layout)
+    experts_of_step(ranks, 8)
+    serve(ranks, prompts([12]), 3)
+    step = experts_of_step(ranks, 8)
+    assert step is not None
+    assert {layer: int(tokens.sum()) for layer, tokens in step.tokens.items()} == {0: 28, 1: 28}
+    assert sum(step.rows) == 2 * 2 * (12 + 2 * 2)
 
 
 # ---- capacity

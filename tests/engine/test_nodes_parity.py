@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_parity_real import FourRanks, assert_as_transformers
+from hard_batch import assert_parity
+from real_ranks import RealRanks
 from tiny_models import make_checkpoint
 
 from labkit.cluster.nodes import Link, Nodes
@@ -35,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FourRanks]]:
-    made = {shape: FourRanks(tmp_path_factory.mktemp(shape), nodes) for shape, nodes in SHAPES.items()}
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RealRanks]]:
+    made = {shape: RealRanks(tmp_path_factory.mktemp(shape), nodes=nodes) for shape, nodes in SHAPES.items()}
     yield made
     for ranks in made.values():
         ranks.close()
@@ -45,12 +46,10 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FourRa
 
 @pytest.mark.parametrize(("shape", "slug", "carriers"), CASES, ids=lambda value: value if type(value) is str else "")
 def test_layout_over_nodes_gives_what_transformers_gives(
-    pools: dict[str, FourRanks], folder: Path, shape: str, slug: str, carriers: dict[str, str]
+    pools: dict[str, RealRanks], folder: Path, shape: str, slug: str, carriers: dict[str, str]
 ) -> None:
     ranks = pools[shape]
-    for request, outputs in ranks.serve(folder, Layout.parse(slug)):
-        assert_as_transformers(folder, request, outputs)
-    assert ranks.engine is not None
+    assert_parity(ranks, folder, Layout.parse(slug))
     state = ranks.engine.state()
     told = {group["axis"]: group["fabric"] for group in state["groups"] if group["axis"] in carriers}
     assert told == carriers

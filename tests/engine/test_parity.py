@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from thread_ranks import Served, ThreadRanks, serve
-from tiny_models import FAMILIES, SMALL, continuation, make_checkpoint, prompts
+from thread_ranks import ThreadRanks, serve
+from tiny_models import FAMILIES, SMALL, assert_same, continuation, make_checkpoint, prompts
 
 NUM_NEW = 8
 LENGTHS = [1, 7, 8, 9, 40, 25]
@@ -18,15 +17,6 @@ LENGTHS = [1, 7, 8, 9, 40, 25]
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return {family: make_checkpoint(folder, family) for family in FAMILIES}
-
-
-def assert_same(folder: Path, seqs: list[Served], tolerance: float = 1e-4) -> None:
-    for seq in seqs:
-        tokens, logprobs = continuation(folder, seq.prompt, NUM_NEW)
-        assert seq.tokens == tokens
-        for ours, theirs in zip(seq.logprobs, logprobs, strict=True):
-            row = torch.tensor([ours[token] for token in range(len(theirs))])
-            assert (row - theirs).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2", "tp4"])

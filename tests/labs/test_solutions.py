@@ -56,6 +56,9 @@ MISTAKES = [
     ("01", "lambda prompt, load, free, cached: load + prompt - cached"),
     ("01", "lambda prompt, load, free, cached: -cached"),
     ("02", "lambda x, up, down, tp: [np.maximum(x @ up, 0) @ down / tp] * tp"),
+    ("03", "lambda stage_ms, k: [1 - min(k, len(stage_ms)) / len(stage_ms)] * len(stage_ms)"),
+    ("03", "lambda stage_ms, k: [1 - ms / max(stage_ms) for ms in stage_ms]"),
+    ("03", "lambda stage_ms, k: [1 - k * ms / sum(stage_ms) for ms in stage_ms]"),
 ]
 
 
@@ -75,7 +78,8 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
-        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02; from labkit.show import figures;"
+        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson03;"
+        "from labkit.show import figures, figures_pipeline;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.layout import Layout
+from labkit.layout import Layout, read_layout
 from labkit.measure.export import axis_names, export_run, to_vllm_json
 from labkit.measure.metrics import Objective, Window, summarize
 from labkit.measure.records import MemoryRecord
@@ -137,3 +137,10 @@ def test_unknown_formats_and_runs_get_a_sentence(stored: Store, tmp_path: Path):
         export_run(stored, "r1", "xml", tmp_path)
     with pytest.raises(KeyError, match="no run"):
         export_run(stored, "r9", "vllm", tmp_path)
+
+
+def test_pools_with_roles_export_each_by_its_own_names():
+    names = axis_names(read_layout("prefill:tp2xpp2,decode:dp2xtp2"))
+    assert names["disagg"] and (names["prefill_tp"], names["prefill_pp"], names["decode_dp"]) == (2, 2, 2)
+    assert (names["num_prefill_gpu"], names["num_decode_gpu"]) == (4, 4)
+    assert not axis_names(read_layout("any:tp1,long:pcp2"))["disagg"]

@@ -101,10 +101,12 @@ def test_groups_are_matched_by_id_and_sequence_not_by_order():
 PP = group_id("pp", 0)
 
 
-def _edge(op: str, enter: int, leave: int, num_bytes: int = 4096, seq: int = 1 << 20) -> bytes:
+def _edge(
+    op: str, enter: int, leave: int, num_bytes: int = 4096, seq: int = 1 << 20, axis: str = "pp"
+) -> bytes:
     """One row of a send or receive."""
     ring = Ring(8)
-    ring.put(PP, seq, OP_CODES[op], AXIS_CODES["pp"], DECODE, -1, num_bytes, enter, leave)
+    ring.put(group_id(axis, 0), seq, OP_CODES[op], AXIS_CODES[axis], DECODE, -1, num_bytes, enter, leave)
     return ring.drain()
 
 
@@ -114,6 +116,12 @@ def test_a_receiver_that_is_early_is_idle_and_not_waiting():
     assert (merged.idle_ns, merged.wait_ns, merged.transfer_ns) == ([0, 80], [0, 0], [4, 30])
     assert merged.compute_ns == [100 + 6, 20 + 70]
     assert (merged.num_collectives, merged.collective_bytes) == (1, 4096)
+
+
+def test_a_receiver_that_is_early_in_a_ring_waits_and_is_no_bubble():
+    sent, received = _edge("send", 100, 104, axis="pcp"), _edge("recv", 20, 130, axis="pcp")
+    merged = merge([(0, 0, 110, sent), (1, 0, 200, received)])
+    assert (merged.idle_ns, merged.wait_ns, merged.transfer_ns) == ([0, 0], [0, 80], [4, 30])
 
 
 def test_a_sender_that_is_early_waits_only_as_long_as_its_call_took():

@@ -9,7 +9,7 @@ from labkit.layout import WeightSlice
 from labkit.model import experts
 from labkit.model.checkpoint import Weights
 from labkit.model.experts import GroupedExperts, LoopedExperts, grouped_product
-from labkit.model.moe import capacity_of, sort_rows
+from labkit.model.moe import capacity_of, sort_rows, told_of_first
 
 NAMES = [(f"{e}.gate", f"{e}.up", f"{e}.down") for e in range(4)]
 
@@ -79,3 +79,13 @@ def test_the_earliest_rows_of_an_expert_are_kept() -> None:
     assert rows.counts.tolist() == [1, 4, 1, 0] and rows.num_dropped == 2
     back = rows.unsorted(torch.ones(4, 1))
     assert back.flatten().tolist() == [1, 1, 1, 0, 1, 0]
+
+
+def test_what_is_told_of_the_first_tokens_leaves_the_rows_as_they_are() -> None:
+    """Of six tokens four are this rank's to tell: one of expert 1's two drops is among them."""
+    experts = torch.tensor([1, 0, 1, 1, 2, 1])
+    rows = sort_rows(experts, 4, most=2)
+    told = told_of_first(rows, experts[:4].unsqueeze(1), 4)
+    assert told.counts.tolist() == [1, 3, 0, 0]
+    assert told.num_dropped - told.num_told_elsewhere == 1
+    assert told.unsorted(torch.ones(4, 1)).flatten().tolist() == [1, 1, 1, 0, 1, 0]

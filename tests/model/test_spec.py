@@ -74,7 +74,7 @@ def test_the_labs_own_models_are_as_large_as_their_names_say() -> None:
     assert 29e6 < load_spec("lab-30m").num_parameters < 30e6
     assert 4.5e6 < load_spec("lab-5m").num_parameters < 5.5e6
     assert 7e6 < load_spec("lab-moe-8x").num_parameters < 9e6
-    for name in ("lab-30m", "lab-5m", "lab-moe-8x"):
+    for name in ("lab-30m", "lab-5m", "lab-moe-8x", "lab-heavy-head"):
         spec = load_spec(name)
         assert (spec.bos_token_ids, spec.eos_token_ids) == ((256,), (257,))
         assert spec.vocab_size > 260 and spec.dtype == "float32" and spec.max_positions == 8192
