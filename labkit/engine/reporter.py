@@ -1,7 +1,8 @@
 """What the engine tells the event stream, gathered so that telling costs little: steps by the tenth of a
 second, the replicas' queues eight times a second and only while there is work.
 
-Rows of collectives travel beside the steps, as one array for the recorder; they are not meant for a client.
+Rows of collectives travel beside the steps, as one array for the recorder; a client gets them added up by axis,
+operation and phase.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from labkit.engine.handoff import Handoff
 from labkit.engine.replica import Flight
 from labkit.layout import Layout, query_loads
+from labkit.measure.crossing_meter import tally
 from labkit.measure.experts import ExpertStep, waits_for_busiest
 from labkit.measure.recorder import MergedStep
 from labkit.measure.records import MemoryRecord, ServerTimes, StepRecord
@@ -68,10 +70,12 @@ class Reporter:
     def flush(self) -> None:
         steps, self._steps = self._steps, []
         rows, self._rows = self._rows, []
-        if rows:
-            self._emit({"event": "collectives", "rows": np.concatenate(rows)})
+        together = np.concatenate(rows) if rows else None
+        if together is not None:
+            self._emit({"event": "collectives", "rows": together})
         if steps:
-            self._emit({"event": "steps", "steps": steps})
+            crossings = tally(together) if together is not None else []
+            self._emit({"event": "steps", "steps": steps, "crossings": crossings})
 
     def start_pulse(self) -> None:
         """Beat until there is nothing to do; once more then, so that the page sees the queues empty."""

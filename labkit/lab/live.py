@@ -19,6 +19,10 @@ from labkit.lab.joining import Joiner
 from labkit.lab.watching import Watch
 from labkit.load.driver import DriverProcess
 from labkit.load.workload import load_workload
+from labkit.measure.breakdown import handoff_figures
+from labkit.measure.crossing_meter import CrossingMeter, Crossings
+from labkit.measure.experts import ExpertMeter
+from labkit.measure.gantt import StageGantt
 from labkit.measure.metrics import Objective, Window
 from labkit.measure.quality import Circumstances, Verdict, verdicts
 from labkit.measure.records import Environment, RequestRecord, ServerTimes, StepRecord
@@ -26,6 +30,7 @@ from labkit.measure.window import SlidingWindow, StepMeter
 from labkit.server.client import ServerClient, ServerError
 
 _QUALITY_EVERY_S, _QUALITY_ROWS = 2.0, 400
+_GANTT_EVERY_S = 1.0
 
 
 class LiveSession:
@@ -35,12 +40,14 @@ class LiveSession:
         self.client = client
         self.objective = objective
         self.window, self.meter = SlidingWindow(), StepMeter()
+        self.crossings, self.experts, self.gantt = CrossingMeter(), ExpertMeter(), StageGantt()
         self.watch = Watch(client, self._on_event)
         self._name = client_name
         self._driver = DriverProcess()
         self._joiner = Joiner(self._joined)
         self._recent: deque[RequestRecord] = deque(maxlen=_QUALITY_ROWS)
         self._quality: tuple[float, list[Verdict]] = (0.0, [])
+        self._stages: tuple[float, dict[str, Any] | None] = (0.0, None)
         self._lock = threading.RLock()
         self._holding: Holding | None = None
         self._switch: dict[str, Any] | None = None
@@ -122,9 +129,23 @@ class LiveSession:
         if kind == "request" and event["run_id"] == run_id:
             self._joiner.add_times(msgspec.convert(event, ServerTimes))
         elif kind == "steps":
-            self.meter.add(msgspec.convert(event["steps"], list[StepRecord]))
+            self._add_steps(msgspec.convert(event["steps"], list[StepRecord]), event.get("crossings", []))
         elif kind == "switch":
-            self.meter.reset(time.monotonic_ns())
+            self._reset_steps(time.monotonic_ns())
+
+    def _add_steps(self, steps: list[StepRecord], crossings: list[Any]) -> None:
+        with self._lock:
+            for meter in (self.meter, self.experts, self.gantt):
+                meter.add(steps)
+            self.crossings.add(msgspec.convert(crossings, list[Crossings]), time.monotonic_ns())
+
+    def _reset_steps(self, now_ns: int) -> None:
+        with self._lock:
+            self.meter.reset(now_ns)
+            self.crossings.reset(now_ns)
+            self.experts.reset(now_ns)
+            self.gantt.reset()
+            self._stages = (0.0, None)
 
     def _joined(self, record: RequestRecord) -> None:
         with self._lock:
@@ -152,7 +173,7 @@ class LiveSession:
     def _layout_ready(self, report: dict[str, Any], asked_ns: int) -> None:
         now = time.monotonic_ns()
         self.window.reset(now)
-        self.meter.reset(now)
+        self._reset_steps(now)
         self._recent.clear()
         self._switch = {"first_token_s": None, **report}
         self._ready_ns, self._asked_ns = now, asked_ns
@@ -174,10 +195,15 @@ class LiveSession:
         with self._lock:
             figures = self.window.snapshot(now, self.objective)
             switch = dict(self._switch) if self._switch else None
+            steps = self.meter.snapshot(now, range(int((picture["state"] or {}).get("num_ranks", 0))))
+            axes = {"crossings": self.crossings.snapshot(now), "experts": self.experts.snapshot(now)}
         return {
             **picture,
             **figures,
-            **self.meter.snapshot(now, range(int((picture["state"] or {}).get("num_ranks", 0)))),
+            **steps,
+            **axes,
+            "gantt": self._gantt(),
+            **self._of_recent(),
             "role": holding.role if holding else "watching",
             "waiting_in_line": holding.place if holding and holding.role == "queued" else None,
             "run": holding.describe() if holding else None,
@@ -187,6 +213,25 @@ class LiveSession:
             "objective": self.objective.to_dict(),
             "quality": self._verdicts(holding),
         }
+
+    def _gantt(self) -> dict[str, Any] | None:
+        """Anew once a second: a picture that changed with every frame could not be read."""
+        at, found = self._stages
+        if time.monotonic() - at > _GANTT_EVERY_S:
+            with self._lock:
+                found = self.gantt.snapshot()
+                self._stages = (time.monotonic(), found)
+        return found
+
+    def _of_recent(self) -> dict[str, Any]:
+        """Of the requests that have ended lately: tokens of prompt and answer (None before the first), and what moved
+        between pools.
+        """
+        with self._lock:
+            rows = list(self._recent)
+        lengths = [row.prompt_tokens + row.n for row in rows if row.n]
+        mean = sum(lengths) / len(lengths) if lengths else None
+        return {"tokens_per_request": mean, "handoff": handoff_figures(rows)}
 
     def _verdicts(self, holding: Holding | None) -> list[Verdict]:
         at, found = self._quality

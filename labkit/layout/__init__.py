@@ -8,6 +8,7 @@ in bytes and counts.
 from labkit.layout.balance import Balance, ModelProfile, PartCost, balance_stages
 from labkit.layout.card import AxisCard, Improvement, PartShare, step_card
 from labkit.layout.choices import candidate_layouts, deployment_choices, legal_layouts, neighbours, refused_layouts
+from labkit.layout.chooser import choice_table
 from labkit.layout.deployment import (
     ROLES,
     AnyLayout,
@@ -98,6 +99,7 @@ __all__ = [
     "block_tokens",
     "balance_stages",
     "candidate_layouts",
+    "choice_table",
     "check_deployment",
     "check_layout",
     "check_placement",

@@ -67,6 +67,13 @@ def check_layout(
     return Legality(layout, model, mine, neighbours(layout, spec, num_ranks, engine=engine))
 
 
+def reasons_against(
+    layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False
+) -> tuple[str, ...]:
+    """The reasons alone, without looking for neighbours; () when the layout is allowed."""
+    return _model_reasons(layout, spec, num_ranks) + (_engine_reasons(layout, spec) if engine else ())
+
+
 def is_legal(layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False) -> bool:
     """`check_layout` without looking for neighbours: for walks over many layouts."""
     return not _model_reasons(layout, spec, num_ranks) and not (engine and any(_engine_reasons(spec)))

@@ -7,13 +7,15 @@ popular, which rank is the busiest, and what went between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.measure.recorder import AXIS_CODES, OP_CODES
+from labkit.measure.records import StepRecord
 
 LAYER, ROWS, SENT_BYTES, DROPPED, TIME_NS = range(5)
 NUM_FIELDS = 5
@@ -76,3 +78,61 @@ def waits_for_busiest(rows: NDArray[np.void], ranks: Sequence[int]) -> list[int]
     """
     mine = rows[(rows["axis"] == AXIS_CODES["ep"]) & (rows["op"] == OP_CODES["all_to_all"])]
     return [int(mine["wait_ns"][mine["rank"] == rank][1::2].sum()) for rank in ranks]
+
+
+class ExpertMeter:
+    """What the experts were asked in the last `seconds`, in buckets of a tenth of a second."""
+
+    _BUCKET_NS = 100_000_000
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self.seconds = seconds
+        self._tokens: dict[int, Ints] = {}
+        self._dropped: dict[int, int] = {}
+        self._ranks: dict[int, dict[int, Ints]] = {}
+        self._since_ns = 0
+
+    def reset(self, now_ns: int) -> None:
+        """Another layout: steps that began before now are not its."""
+        for buckets in (self._tokens, self._dropped, self._ranks):
+            buckets.clear()
+        self._since_ns = now_ns
+
+    def add(self, steps: Iterable[StepRecord]) -> None:
+        for step in steps:
+            if step.expert_tokens and step.start_ns >= self._since_ns:
+                self._add(step, step.end_ns // self._BUCKET_NS)
+
+    def _add(self, step: StepRecord, bucket: int) -> None:
+        self._tokens[bucket] = self._tokens.get(bucket, 0) + np.array(step.expert_tokens, np.int64)
+        self._dropped[bucket] = self._dropped.get(bucket, 0) + step.num_dropped
+        ranks = self._ranks.setdefault(bucket, {})
+        columns = (step.expert_rows, step.expert_sent_bytes, step.expert_ns, step.expert_wait_ns)
+        for rank, figures in zip(step.ranks, zip(*columns, strict=True), strict=True):
+            ranks[rank] = ranks.get(rank, 0) + np.array(figures, np.int64)
+
+    def snapshot(self, now_ns: int) -> dict[str, Any] | None:
+        """`tokens` by expert (all MoE layers), `ranks` [{rank, rows, sent_bytes, compute_ms, wait_ms}], `num_dropped`.
+
+        Sums over the steps of the last seconds; None where no step had experts.
+        """
+        oldest = (now_ns - round(self.seconds * 1e9)) // self._BUCKET_NS + 1
+        for old in [bucket for bucket in self._tokens if bucket < oldest]:
+            del self._tokens[old], self._dropped[old], self._ranks[old]
+        if not self._tokens:
+            return None
+        sums: dict[int, Ints] = {}
+        for ranks in self._ranks.values():
+            for rank, figures in ranks.items():
+                sums[rank] = sums.get(rank, 0) + figures
+        return {
+            "tokens": np.sum(list(self._tokens.values()), axis=0).tolist(),
+            "ranks": [_rank_figures(rank, sums[rank].tolist()) for rank in sorted(sums)],
+            "num_dropped": sum(self._dropped.values()),
+        }
+
+
+def _rank_figures(rank: int, sums: Sequence[int]) -> dict[str, float]:
+    rows, sent_bytes, compute_ns, wait_ns = sums
+    milliseconds = {"compute_ms": compute_ns / 1e6, "wait_ms": wait_ns / 1e6}
+    return {"rank": rank, "rows": rows, "sent_bytes": sent_bytes, **milliseconds}

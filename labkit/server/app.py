@@ -53,6 +53,7 @@ def _routes() -> list[web.RouteDef]:
         web.get("/health", health),
         web.get("/metrics", metrics),
         web.get("/lab/state", lab_api.state),
+        web.get("/lab/choices", lab_api.choices),
         web.post("/lab/switch", lab_api.switch),
         web.post("/lab/lease", lab_api.lease),
         web.post("/lab/release", lab_api.release),

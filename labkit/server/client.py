@@ -45,6 +45,10 @@ class ServerClient:
     def state(self) -> dict[str, Any]:
         return self._ask("GET", "/lab/state")
 
+    def choices(self) -> dict[str, Any]:
+        """Every layout that there is to choose, and why not the others (`labkit.layout.choice_table`)."""
+        return self._ask("GET", "/lab/choices")
+
     def models(self) -> list[str]:
         return [card["id"] for card in self._ask("GET", "/v1/models")["data"]]
 

@@ -8,30 +8,29 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import math
 import platform
 import socket
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster.topology import usable_cores
 from labkit.layout import (
     AnyLayout,
     Deployment,
+    Holding,
     Layout,
+    candidate_layouts,
+    check_layout,
+    choice_table,
     deployment_choices,
     holdings,
     legal_layouts,
     pools_of,
-    refused_layouts,
-    weight_slices,
 )
 from labkit.measure.records import Environment, MemoryRecord
 from labkit.model.spec import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from labkit.engine.settings import EngineSettings
-    from labkit.layout.slices import WeightSlice
     from labkit.model.spec import ModelSpec
 
 
@@ -84,12 +83,19 @@ class Picture:
         """The legal ones, then those that one would try next and that are not, and why not; then pools with roles."""
         if self._layouts is None:
             legal = [(layout, "") for layout in legal_layouts(self._spec, self.num_ranks, engine=True)]
-            refused = refused_layouts(self._spec, self.num_ranks, up_to=2 * self.num_ranks, engine=True)
-            choice = legal + [(layout, reason) for layout, reason in refused if _is_likely(layout)]
-            self._layouts = [self._layout_entry(layout, reason) for layout, reason in choice]
+            tried = filter(_is_likely, candidate_layouts(2 * self.num_ranks))
+            answers = (check_layout(layout, self._spec, self.num_ranks, engine=True) for layout in tried)
+            refused = [(answer.layout, str(answer)) for answer in answers if not answer]
+            self._layouts = [self._layout_entry(layout, reason) for layout, reason in [*legal, *refused]]
             pools = deployment_choices(self._spec, self.num_ranks, engine=True)
             self._layouts += [self._layout_entry(deployment, "") for deployment in pools]
         return self._layouts
+
+    @functools.cached_property
+    def choices(self) -> dict[str, Any]:
+        """What a chooser of single axes needs (`choice_table`), and beyond how many ranks cores are shared."""
+        most = self._num_cores // self._threads if self._device == "cpu" else None
+        return choice_table(self._spec, self.num_ranks) | {"ranks_with_own_cores": most}
 
     def _layout_entry(self, layout: AnyLayout, reason: str) -> dict[str, Any]:
         threads = layout.world_size * self._threads
@@ -113,15 +119,16 @@ class Picture:
                 {
                     "rank": pool.first_rank + rank,
                     "replica": num_before + pool.layout.replica_of(rank),
-                    "parts": self._parts_of(pool.layout, rank, dtype),
+                    "parts": [dataclasses.asdict(held) for held in self._holdings(pool.layout, rank, dtype)],
                 }
                 for rank in range(pool.layout.world_size)
             ]
             num_before += pool.layout.dp
         return found
 
-    def _parts_of(self, layout: Layout, rank: int, dtype: str) -> list[dict[str, Any]]:
-        return [*_parts(layout, self._spec, rank, DTYPE_BYTES[dtype]), _kv_part(layout, self._spec, rank)]
+    def _holdings(self, layout: Layout, rank: int, dtype: str) -> list[Holding]:
+        """The KV cache's share too; its bytes are the rank's `memory.kv`, known once the blocks are allocated."""
+        return holdings(layout, self._spec, rank, DTYPE_BYTES[dtype], kv_bytes=0)
 
     # ---- where
 
@@ -161,29 +168,6 @@ class Picture:
         return list(engine.get("memory", []))
 
 
-def _parts(layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int) -> list[dict[str, Any]]:
-    """Bytes of a rank by part of the model: which share of how many, and how many ranks hold the same one.
-
-    A share of a tensor is partitioned; a whole tensor that other ranks hold too is replicated.
-    """
-    sums: dict[tuple[str, int, int, int], int] = defaultdict(int)
-    for piece in weight_slices(layout, spec, rank).values():
-        index, num_shares = _share(piece)
-        copies = piece.replicated_over * layout.dp
-        sums[piece.part, index, num_shares, copies] += piece.num_elements * dtype_bytes
-    return [
-        {
-            "part": part,
-            "kind": "replicated" if copies > 1 and of == 1 else "partitioned",
-            "index": index,
-            "of": of,
-            "copies": copies,
-            "bytes": num_bytes,
-        }
-        for (part, index, of, copies), num_bytes in sums.items()
-    ]
-
-
 def _is_likely(layout: Layout) -> bool:
     """One axis of data, pipeline or tensor parallelism, and the products of data and tensor.
 
@@ -191,16 +175,3 @@ def _is_likely(layout: Layout) -> bool:
     """
     split = {axis for axis in ("dp", "pp", "pcp", "tp", "dcp", "ep") if getattr(layout, axis) > 1}
     return split in ({"dp"}, {"pp"}, {"tp"}, {"dp", "tp"})
-
-
-def _kv_part(layout: Layout, spec: ModelSpec, rank: int) -> dict[str, Any]:
-    """Which share of the KV cache; its bytes are the rank's `memory.kv`, known once the blocks are allocated."""
-    return dataclasses.asdict(holdings(layout, spec, rank, dtype_bytes=1, kv_bytes=0)[-1])
-
-
-def _share(piece: WeightSlice) -> tuple[int, int]:
-    """Which of how many shares of the tensor this slice is; (0, 1) when it is all of it."""
-    if piece.dim is None:
-        return 0, 1
-    extent = piece.pad_to or piece.stop - piece.start
-    return piece.start // extent, math.ceil(piece.shape[piece.dim] / extent)

@@ -238,6 +238,10 @@ class Service:
             return "failed"
         return str(self.state_of_engine().get("state", "starting")) if self._started.is_set() else "starting"
 
+    @property
+    def choices(self) -> dict[str, Any]:
+        return self._picture.choices
+
     def state(self) -> dict[str, Any]:
         """The whole of GET /lab/state."""
         engine = self.state_of_engine()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from labkit.measure.records import MemoryRecord
+from labkit.show.frame_axes import Crossing, Experts, Gantt, Handoff, Kv, PoolInfo
 
 LINKS = ("absent", "connecting", "connected", "lost")
 """How the kernel stands with the lab server."""
@@ -31,15 +32,15 @@ class Percentiles(msgspec.Struct):
     few: list[str] = []
 
 
-class LayoutChoice(msgspec.Struct):
+class PoolChoice(msgspec.Struct):
+    """A deployment of several pools that the server offers; single layouts come once, as the widget's `choices`."""
+
     layout: str
     name: str
     legal: bool
     num_ranks: int
     reason: str = ""
     """Why not, as a sentence; empty when legal."""
-    oversubscribed: bool = False
-    """More ranks than cores: it runs, but its times say little."""
 
 
 class Failure(msgspec.Struct):
@@ -65,6 +66,9 @@ class Replica(msgspec.Struct):
     kv_used_blocks: int
     kv_total_blocks: int
     ranks: list[int]
+    pool: int = 0
+    """Index in the lab's `pools`."""
+    role: str = "any"
 
 
 class Part(msgspec.Struct):
@@ -110,7 +114,8 @@ class Lab(msgspec.Struct):
     failure: Failure | None = None
     holder: Holder | None = None
     queue: list[Holder] = []
-    layouts: list[LayoutChoice] = []
+    pool_choices: list[PoolChoice] = []
+    pools: list[PoolInfo] = []
     replicas: list[Replica] = []
     memory: list[MemoryRecord] = []
     ownership: list[RankParts] = []
@@ -215,6 +220,11 @@ class LayoutsFrame(msgspec.Struct):
     run: Run | None = None
     steps: StepShares = msgspec.field(default_factory=StepShares)
     series: Series = msgspec.field(default_factory=Series)
+    gantt: Gantt | None = None
+    experts: Experts | None = None
+    kv: list[Kv] = []
+    handoff: Handoff | None = None
+    crossings: list[Crossing] = []
     switch: Switch | None = None
     quality: list[Verdict] = []
     notice: str = ""

@@ -14,6 +14,7 @@ import msgspec
 
 from labkit.measure.records import MemoryRecord
 from labkit.show import frame as f
+from labkit.show.from_axes import crossings_of, experts_of, gantt_of, handoff_of, kv_of, name_of, pools_of
 
 Snapshot = dict[str, Any]
 SMOOTH_S = 5
@@ -29,7 +30,6 @@ def frame_of(snapshot: Snapshot) -> f.LayoutsFrame:
     """Everything but what the page itself knows (objective as dragged, workloads, notices of its own)."""
     state = snapshot["state"]
     lab = lab_of(state, snapshot) if state else None
-    names = {choice.layout: choice.name for choice in lab.layouts} if lab else {}
     waiting = snapshot["waiting_in_line"] or {}
     return f.LayoutsFrame(
         link=snapshot["link"],
@@ -37,10 +37,15 @@ def frame_of(snapshot: Snapshot) -> f.LayoutsFrame:
         role=snapshot["role"],
         position=int(waiting.get("position", 0)),
         lab=lab,
-        run=run_of(snapshot, names),
+        run=run_of(snapshot),
         steps=steps_of(snapshot["step_share"]),
-        series=series_of(snapshot, names),
-        switch=switch_of(snapshot["switch"], names),
+        series=series_of(snapshot),
+        gantt=gantt_of(snapshot),
+        experts=experts_of(snapshot),
+        kv=kv_of(state, snapshot["tokens_per_request"]) if state else [],
+        handoff=handoff_of(snapshot),
+        crossings=crossings_of(snapshot),
+        switch=switch_of(snapshot["switch"]),
         quality=remarks_of(snapshot["quality"]),
         notice=snapshot["error"],
     )
@@ -66,7 +71,8 @@ def lab_of(state: Snapshot, snapshot: Snapshot) -> f.Lab:
         failure=_failure(snapshot.get("failure") or state.get("failure")),
         holder=_holder(state["holder"], snapshot) if state.get("holder") else None,
         queue=[_holder(entry, snapshot) for entry in state.get("queue", [])],
-        layouts=[_choice(entry) for entry in state.get("layouts", [])],
+        pool_choices=[_choice(entry) for entry in state.get("layouts", []) if entry.get("pools")],
+        pools=pools_of(state),
         replicas=[_known(f.Replica, entry) for entry in state.get("replicas", [])],
         memory=memory,
         ownership=ownership_of(state.get("ownership", []), memory),
@@ -96,8 +102,8 @@ def _holder(entry: Snapshot, snapshot: Snapshot) -> f.Holder:
     return holder
 
 
-def _choice(entry: Snapshot) -> f.LayoutChoice:
-    choice = _known(f.LayoutChoice, entry)
+def _choice(entry: Snapshot) -> f.PoolChoice:
+    choice: f.PoolChoice = _known(f.PoolChoice, entry)
     choice.reason = choice.reason.removeprefix(f"{choice.name} is not allowed: ")
     return choice
 
@@ -118,14 +124,14 @@ def ownership_of(rows: Sequence[Snapshot], memory: Sequence[MemoryRecord]) -> li
 # ---- this visitor's load
 
 
-def run_of(snapshot: Snapshot, names: dict[str, str]) -> f.Run | None:
+def run_of(snapshot: Snapshot) -> f.Run | None:
     run = snapshot["run"]
     if run is None:
         return None
     settings = (snapshot["state"] or {}).get("settings", {}) | run["settings"]
     return f.Run(
         layout=run["layout"],
-        layout_name=names.get(run["layout"], run["layout"]),
+        layout_name=name_of(run["layout"]),
         workload=run["workload"],
         rate=run["rate"],
         router=settings.get("router", ""),
@@ -151,11 +157,11 @@ def _goodput(goodput: Snapshot) -> f.Goodput:
     return f.Goodput(goodput["requests_per_s"], goodput["attainment"], low, high)
 
 
-def switch_of(switch: Snapshot | None, names: dict[str, str]) -> f.Switch | None:
+def switch_of(switch: Snapshot | None) -> f.Switch | None:
     if not switch or switch.get("ready_s") is None:
         return None
     layout = str(switch.get("layout", ""))
-    return f.Switch(layout, names.get(layout, layout), float(switch["ready_s"]), switch.get("first_token_s"))
+    return f.Switch(layout, name_of(layout), float(switch["ready_s"]), switch.get("first_token_s"))
 
 
 def steps_of(share: Snapshot) -> f.StepShares:
@@ -167,7 +173,7 @@ def steps_of(share: Snapshot) -> f.StepShares:
 # ---- the last minute
 
 
-def series_of(snapshot: Snapshot, names: dict[str, str]) -> f.Series:
+def series_of(snapshot: Snapshot) -> f.Series:
     """One point a second. Counts per second are smoothed; queue lengths are each second's mean."""
     ages = [float(age) for age in range(SPAN_S, -1, -1)]
     counts = snapshot["series"]
@@ -182,7 +188,7 @@ def series_of(snapshot: Snapshot, names: dict[str, str]) -> f.Series:
         output_tokens_per_s=_smooth(counts.get("output_tokens", [])),
         running=running,
         waiting=waiting,
-        marks=[f.Mark(mark["age_s"], names.get(mark["layout"], mark["layout"])) for mark in snapshot["marks"]],
+        marks=[f.Mark(mark["age_s"], name_of(mark["layout"])) for mark in snapshot["marks"]],
     )
 
 

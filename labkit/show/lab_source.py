@@ -35,6 +35,7 @@ class LabSource:
         self._objective = Objective()
         self._session: LiveSession | None = None
         self._link, self._why = "connecting", ""
+        self._choices: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -78,6 +79,7 @@ class LabSource:
             session = lab.live(client=f"a page of {_user()}", objective=_asked(self._objective))
             session.window.seconds = WINDOW_S
             session.open()
+            choices = lab.client.choices()
         except (ServerError, OSError) as error:
             if self._link != "lost":
                 self._link, self._why = "absent", str(error)
@@ -87,6 +89,7 @@ class LabSource:
                 session.close()
                 return
             self._session, self._link, self._why = session, "connected", ""
+            self._choices = choices
 
     # ---- what a visitor wants
 
@@ -125,6 +128,9 @@ class LabSource:
         return self._session
 
     # ---- what the page sees
+
+    def choices(self) -> dict[str, Any]:
+        return self._choices
 
     def frame(self) -> LayoutsFrame:
         session = self._session

@@ -43,6 +43,11 @@ class Source(Protocol):
     def frame(self) -> LayoutsFrame:
         """The newest figures; must not block."""
 
+    def choices(self) -> dict[str, Any]:
+        """`labkit.layout.choice_table` of the server's model and ranks, {} while unknown; the same object until it
+        changes.
+        """
+
     def start(self, wanted: Wanted) -> None: ...
 
     def change(self, wanted: Wanted) -> None: ...
@@ -88,6 +93,8 @@ class LayoutsPage(anywidget.AnyWidget):
 
     _esm = bundle(_HERE / "web" / "live.js")
     _css = (_HERE / "live.css").read_text(encoding="utf-8")
+    choices = traitlets.Dict().tag(sync=True)
+    """What can be chosen, and why not the rest: apart from the frames, because it is larger and hardly ever changes."""
     text = traitlets.Dict().tag(sync=True)
     languages = traitlets.Dict().tag(sync=True)
 
@@ -95,6 +102,7 @@ class LayoutsPage(anywidget.AnyWidget):
         super().__init__(text=catalogues(), languages=LANGUAGES)
         self._source = source
         self._notice = ""
+        self._shown_choices: dict[str, Any] = {}
         self._wishes = Wishes(self._carry_out, self._refused)
         self.publisher = Publisher(
             self._make_frame, self.send, rate_hz=rate_hz, silent_after_s=silent_after_s, on_silence=self._let_go
@@ -103,6 +111,9 @@ class LayoutsPage(anywidget.AnyWidget):
 
     def _make_frame(self) -> dict[str, Any]:
         frame = self._source.frame()
+        choices = self._source.choices()
+        if choices is not self._shown_choices:
+            self.choices = self._shown_choices = choices
         frame.notice = self._notice or frame.notice
         return to_message(frame)
 

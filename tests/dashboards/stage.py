@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import synthetic
 from playwright.sync_api import Page
 
 from labkit.show.bundle import bundle
@@ -25,19 +26,25 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sta
 <body data-jp-theme-light="{light}"><div id="here"></div>
 <script type="module">
 {module_as_const}
-const handlers = [];
+const handlers = {{}};
 window.sent = [];
+window.traits = {{text: {text}, languages: {languages}, choices: {choices}}};
 const model = {{
-  get: (name) => ({{text: {text}, languages: {languages}}})[name],
-  on: (_, handler) => handlers.push(handler), off: () => handlers.splice(0), send: (m) => window.sent.push(m),
+  get: (name) => window.traits[name],
+  on: (event, handler) => (handlers[event] ??= []).push(handler), off: (event) => {{ delete handlers[event]; }},
+  send: (m) => window.sent.push(m),
 }};
-window.receive = (m) => handlers.forEach((handler) => handler(m));
+window.receive = (m) => (handlers["msg:custom"] ?? []).forEach((handler) => handler(m));
+window.choose_from = (table) => {{
+  window.traits.choices = table;
+  (handlers["change:choices"] ?? []).forEach((handler) => handler());
+}};
 window.stop = page.render({{model, el: document.getElementById("here")}});
 window.staged = true;
 </script></body></html>"""
 
 
-def html(theme: str = "light") -> str:
+def html(theme: str = "light", choices: dict[str, Any] | None = None) -> str:
     module = bundle(SHOW / "web" / "live.js").replace("export default", "const page =")
     variables = LIGHT if theme == "light" else DARK
     return _PAGE.format(
@@ -45,13 +52,14 @@ def html(theme: str = "light") -> str:
         css=(SHOW / "live.css").read_text(encoding="utf-8"),
         light=str(theme == "light").lower(),
         module_as_const=module,
+        choices=json.dumps(synthetic.choices() if choices is None else choices, ensure_ascii=False),
         text=json.dumps(catalogues(), ensure_ascii=False),
         languages=json.dumps(LANGUAGES, ensure_ascii=False),
     )
 
 
-def open_stage(page: Page, theme: str = "light") -> None:
-    page.set_content(html(theme))
+def open_stage(page: Page, theme: str = "light", choices: dict[str, Any] | None = None) -> None:
+    page.set_content(html(theme, choices))
     page.wait_for_function("window.staged")
 
 

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
+from labkit.layout import choice_table
 from labkit.measure.records import MemoryRecord
+from labkit.model.spec import load_spec
 from labkit.show import frame as f
+from labkit.show import frame_axes as a
 
 MIB = 1024**2
-REASONS = {
-    "tp3": "TP3 does not divide the model's 8 query heads; TP2 and TP4 do.",
-    "tp4": "TP4 needs 4 ranks, and this server has 2; start it with --ranks 4.",
-    "dp2xtp2": "DP2×TP2 needs 4 ranks, and this server has 2; start it with --ranks 4.",
-}
 
 
-def choices(num_cores: int = 2) -> list[f.LayoutChoice]:
-    legal = [("tp1", "TP1", 1), ("tp2", "TP2", 2), ("dp2", "DP2", 2)]
-    refused = [("tp3", "TP3", 3), ("tp4", "TP4", 4), ("dp2xtp2", "DP2×TP2", 4)]
-    return [f.LayoutChoice(slug, name, True, n, oversubscribed=n > num_cores) for slug, name, n in legal] + [
-        f.LayoutChoice(slug, name, False, n, REASONS[slug]) for slug, name, n in refused
-    ]
+def choices(model: str = "lab-5m", num_ranks: int = 4, num_cores: int = 2) -> dict[str, Any]:
+    """Not made up: the table that a server of this model and so many ranks would send."""
+    return choice_table(load_spec(model), num_ranks) | {"ranks_with_own_cores": num_cores}
 
 
 def percentiles(p50: float, spread: float, n: int) -> f.Percentiles:
@@ -89,7 +85,6 @@ def frame(dp: int = 1, tp: int = 2, n: int = 240, p50: float = 118.0, num_cores:
         restarts_left=3,
         holder=f.Holder("page of Ada", "chat at 4/s", 73, 0, True),
         queue=[f.Holder("shell of Bob", "compare", 12, 90)],
-        layouts=choices(num_cores),
         replicas=[f.Replica(i % 3, 3, 90 + 11 * i, 256, list(range(i * tp, i * tp + tp))) for i in range(dp)],
         memory=memory(num_ranks, tp),
         ownership=ownership(dp, tp),
@@ -97,6 +92,7 @@ def frame(dp: int = 1, tp: int = 2, n: int = 240, p50: float = 118.0, num_cores:
     return f.LayoutsFrame(
         link="connected", role="running", workloads=["chat", "long-prompts", "mixed", "shared-prefix"], lab=lab,
         objective=f.Objective(200.0, 12.0), run=run(slug, name, n, p50), steps=shares(num_ranks, tp), series=series(),
+        kv=kv(dp), crossings=crossings("tp") if tp > 1 else [],
         switch=f.Switch(slug, name, 0.18, 0.24),
         quality=[f.Verdict("few_samples", "note", "p99 comes from 240 requests: it is firm from 1000 on.")],
     )  # fmt: skip
@@ -111,6 +107,60 @@ def run(slug: str, name: str, n: int, p50: float) -> f.Run:
         requests_per_s=3.91, input_tokens_per_s=731.0, output_tokens_per_s=238.0,
         goodput=f.Goodput(3.52, 0.902, 0.857, 0.934),
     )  # fmt: skip
+
+
+# ---- single axes
+
+
+def kv(num_replicas: int, resident: int = 12_345, shared_by: int = 1, role: str = "any") -> list[a.Kv]:
+    return [a.Kv(i, role, resident + 900 * i, 45_056, 3, shared_by, 54 - i) for i in range(num_replicas)]
+
+
+def crossings(*axes: str, scale: float = 1.0) -> list[a.Crossing]:
+    found = []
+    for i, axis in enumerate(axes):
+        for phase, per_s, size in (("prefill", 70.0, 180_000.0), ("decode", 900.0, 4_100.0), ("mixed", 40.0, 60_000.0)):
+            rate, num_bytes = per_s * scale / (1 + i), size * (1 + i)
+            found.append(a.Crossing(axis, phase, rate, num_bytes, [a.CrossingOp("all_reduce", rate, num_bytes)]))
+    return found
+
+
+def gantt(pp: int, num_replicas: int = 1, num_steps: int = 24) -> a.Gantt:
+    rows = []
+    for replica in range(num_replicas):
+        for stage in range(pp):
+            first = (replica * pp + stage) * 2
+            bars = [[40.0 * i + 12 * stage, 6.0, 20.0, 3.0] for i in range(num_steps)]
+            rows.append(a.StageRow(replica, stage, [first, first + 1], bars))
+    return a.Gantt(40.0 * num_steps + 12 * pp, rows)
+
+
+def experts(num_experts: int = 8, num_ranks: int = 2, split: bool = True) -> a.Experts:
+    tokens = [1200 + 370 * ((i * 5) % 7) for i in range(num_experts)]
+    ranks = [a.ExpertRank(rank, 9000 - 1500 * rank, 3_400_000, 812.0, 95.0 + rank) for rank in range(num_ranks)]
+    owners = [[i * num_ranks // num_experts] for i in range(num_experts)] if split else []
+    return a.Experts(tokens, ranks, 17, owners)
+
+
+def every_axis() -> f.LayoutsFrame:
+    """More than any one layout has: every panel at once."""
+    made = frame(dp=2, tp=2)
+    made.lab.layout, made.lab.layout_name = "prefill:pp2xtp2,decode:tp2", "prefill:PP2×TP2, decode:TP2"
+    made.lab.pools = [
+        a.PoolInfo("prefill", "pp2xtp2", "PP2×TP2", [0, 1, 2, 3], 3, 2, 9_000, 45_056),
+        a.PoolInfo("decode", "tp2", "TP2", [4, 5], 0, 12, 30_000, 45_056),
+    ]
+    made.lab.pool_choices = [
+        f.PoolChoice("prefill:tp1,decode:tp1", "prefill:TP1, decode:TP1", True, 2),
+        f.PoolChoice("prefill:tp3,decode:tp1", "prefill:TP3, decode:TP1", False, 4, "8 query heads ÷ tp 3 = 2.67…"),
+    ]
+    made.handoff = a.Handoff(214, 1_300_000, 4.2, 9.9, 310.0)
+    made.kv = [*kv(1, role="prefill"), *kv(1, shared_by=2, role="decode")]
+    made.kv[1].replica = 1
+    made.gantt, made.experts = gantt(2), experts()
+    made.crossings = crossings("tp", "pp", "pcp", "dcp", "ep")
+    made.run.ttft_parts_ms["handoff"] = 4.2
+    return made
 
 
 def message(made: f.LayoutsFrame, seq: int = 1) -> dict[str, object]:

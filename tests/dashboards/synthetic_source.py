@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from typing import Any
 
 import synthetic
 
@@ -21,6 +22,7 @@ class SyntheticSource:
         self.num_frames = 0
         self.is_open = False
         self._lock = threading.Lock()
+        self._choices = synthetic.choices(num_ranks=2)
         self._wanted: Wanted | None = None
         self._layout = "tp1"
         self._since = time.monotonic()
@@ -41,6 +43,9 @@ class SyntheticSource:
                 made.role, made.run, made.switch = "watching", None, None
                 made.lab.holder = Holder("shell of Bob", "compare", 5.0)
             return made
+
+    def choices(self) -> dict[str, Any]:
+        return self._choices
 
     def start(self, wanted: Wanted) -> None:
         self.change(wanted)

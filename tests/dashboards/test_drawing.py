@@ -36,7 +36,7 @@ COLLISIONS = """() => {
 OVERLAPS_WITH_MARKS = """() => {
   const found = [];
   const marks = ".lk-bar, .lk-diamond-mark, .lk-total, [class*=lk-part-], [class*=lk-share-], [class*=lk-mem-], "
-    + ".lk-running, .lk-waiting, .lk-objective";
+    + ".lk-expert, .lk-gantt, svg [class*=lk-axis-], .lk-running, .lk-waiting, .lk-objective";
   for (const svg of document.querySelectorAll(".lk-panel svg")) {
     const texts = [...svg.querySelectorAll("text")];
     for (const mark of svg.querySelectorAll(marks)) {
@@ -66,7 +66,8 @@ OVERFLOWS = """() => {
         found.push(`${svg.closest("[data-panel]").dataset.panel}: "${text.textContent}" leaves its chart`);
     }
   }
-  const boxes = ".lk button, .lk-card, .lk select, .lk-badge, .lk-banner, .lk h2, .lk-remark, .lk legend";
+  const boxes = ".lk button, .lk-segments, .lk-segment, .lk-axis-name, .lk select, .lk-badge, .lk-banner, .lk h2, "
+    + ".lk-remark, .lk legend";
   for (const element of document.querySelectorAll(boxes)) {
     const p = element.getBoundingClientRect();
     const name = element.textContent.slice(0, 40);
@@ -86,7 +87,12 @@ def frames() -> dict[str, LayoutsFrame]:
     failed = synthetic.frame()
     failed.lab.state, failed.lab.restarts_left = "restarting", 2
     failed.lab.failure = Failure(1, "killed by signal 9 (SIGKILL)", "killed", "Traceback (most recent call last):\n  …")
+    stages = synthetic.frame(dp=2, tp=2)
+    stages.lab.layout, stages.gantt = "dp2xpp4", synthetic.gantt(4, 2, 15)
+    many = synthetic.frame()
+    many.experts = synthetic.experts(128, 4)
     return {
+        "every axis": synthetic.every_axis(), "stages": stages, "many experts": many,
         "usual": synthetic.frame(), "tiny": tiny, "huge": huge, "crowded": crowded, "failed": failed,
         "no server": LayoutsFrame(link="absent"), "ranks starting": LayoutsFrame(link="connected"),
     }  # fmt: skip
@@ -162,23 +168,6 @@ def test_the_objective_moves_by_keyboard_and_by_hand(visit: Any) -> None:
     page.mouse.move(box["x"] + 120, box["y"] + 60, steps=4)
     page.mouse.up()
     page.wait_for_function("window.sent.filter((m) => m.type === 'objective').at(-1).ttft_ms < 120")
-
-
-def test_refused_layouts_say_why(visit: Any) -> None:
-    page = visit().page
-    prepare(page, "light", "en", synthetic.frame(), pinned=False)
-    refused = page.get_by_role("radio", name="TP3")
-    assert refused.is_disabled()
-    reason = page.locator(f"#{refused.get_attribute('aria-describedby')}")
-    page.get_by_text("Why some are greyed out (3)").click()
-    assert reason.is_visible() and "8 query heads" in reason.inner_text()
-
-
-def test_more_ranks_than_cores_is_said_at_the_choice(visit: Any) -> None:
-    page = visit().page
-    prepare(page, "light", "en", synthetic.frame(num_cores=1), pinned=False)
-    assert page.locator(".lk-card", has_text="TP2").first.locator(".lk-over").inner_text() == "▲ more ranks than cores"
-    assert page.locator(".lk-card", has_text="TP1").locator(".lk-over").count() == 0
 
 
 def test_a_failed_rank_is_named_and_its_recovery_told(visit: Any) -> None:

@@ -105,7 +105,7 @@ def start(page: Page, rate: float) -> None:
 
 
 def choose(page: Page, layout: str) -> None:
-    page.locator(f'.lk-card input[value="{layout}"]').check()
+    page.locator(f'.lk-preset[data-layout="{layout}"]').click()
 
 
 def ladder(page: Page, panel: str = "ttft") -> list[str]:
@@ -151,6 +151,39 @@ def test_toggling_the_layout_moves_the_figures(page: Page, lab: LabServer, recor
     assert page.locator('[data-panel="ownership"] svg rect[fill^="url"]').count() >= 6, "copies are not hatched"
     assert "rank 1" in page.locator('[data-panel="memory"] svg').text_content()
 
+    page.get_by_role("button", name="Stop").click()
+    page.wait_for_selector('.lk[data-role="watching"]')
+    wait_for_holder(page, "Nobody holds the ranks")
+
+
+def test_stages_then_context_while_the_load_goes_on(page: Page, lab: LabServer, record_property: Any) -> None:
+    """PP2 by its axis, then PCP2, which does not fit beside it and is offered instead."""
+    start(page, 4)
+    page.wait_for_selector('.lk[data-role="running"]', timeout=30_000)
+    gantt, kv = page.locator('[data-panel="gantt"]'), page.locator('[data-panel="kv"] svg')
+    choose(page, "tp1")
+    wait_for(page, "tp1", 1)
+    assert gantt.is_hidden() and page.locator('[data-panel="pools"]').is_hidden()
+    assert re.search(r"of [\d\u202f]+ tokens · room for [\d\u202f]+", kv.text_content() or ""), kv.text_content()
+
+    page.locator('.lk-axis[data-axis="pp"] input[value="2"]').check()
+    record_property("pp2_first_figure_s", round(wait_for(page, "pp2", 1), 2))
+    wait_for(page, "pp2", 4)
+    assert gantt.is_visible() and "stage 1" in (gantt.locator("svg").text_content() or "")
+    page.wait_for_function("document.querySelectorAll('[data-panel=gantt] .lk-share-compute').length >= 8")
+    marks = page.locator('[data-panel="crossings"] .lk-stage svg [class*="lk-axis-"]')
+    assert marks.count() > 0 and page.locator(".lk-axis-pp").count() > 0
+
+    greyed = page.locator('.lk-axis[data-axis="pcp"] input[value="2"]')
+    greyed.click(force=True)
+    why = page.locator(".lk-why")
+    assert "pp 2 × pcp 2 = 4 ranks, and 2 are there" in why.inner_text()
+    why.get_by_role("button", name="PCP2", exact=True).click()
+    record_property("pcp2_first_figure_s", round(wait_for(page, "pcp2", 1), 2))
+    wait_for(page, "pcp2", 4)
+    assert gantt.is_hidden()
+    names = page.locator('[data-panel="crossings"] .lk-hollow title').all_text_contents()
+    assert any(name.startswith("PP2 PP") for name in names), f"PP2's marks are not kept: {names}"
     page.get_by_role("button", name="Stop").click()
     page.wait_for_selector('.lk[data-role="watching"]')
     wait_for_holder(page, "Nobody holds the ranks")

@@ -29,6 +29,7 @@ def test_steps_are_told_by_the_tenth_of_a_second_with_all_their_ranks() -> None:
         await asyncio.sleep(0.15)
         (event,) = house.told("steps")
         steps = event["steps"]
+        assert event["crossings"] == [], "these ranks hand nothing over"
         assert [step.prefill_tokens for step in steps] == [20, 0, 0, 0]
         assert [step.context_tokens for step in steps] == [0, 20, 21, 22]
         assert all(step.ranks == [0, 1] and step.compute_ns == [1000, 1000] for step in steps)

@@ -14,6 +14,7 @@ GUARDED = [
     ("POST", "/v1/chat/completions"),
     ("GET", "/metrics"),
     ("GET", "/lab/state"),
+    ("GET", "/lab/choices"),
     ("GET", "/lab/events"),
     ("POST", "/lab/lease"),
     ("POST", "/lab/switch"),

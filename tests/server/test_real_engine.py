@@ -147,6 +147,10 @@ def test_the_state_shows_who_holds_what(server: RealServer) -> None:
     assert len(state["memory"]) == 2 and state["memory"][0]["weights"] > 0
 
 
+def of_steps(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [entry for event in events if event["event"] == "steps" for entry in event[name]]
+
+
 def test_a_run_leaves_its_steps_memory_and_collectives(server: RealServer) -> None:
     events: list[dict[str, Any]] = []
     with (
@@ -154,13 +158,18 @@ def test_a_run_leaves_its_steps_memory_and_collectives(server: RealServer) -> No
         server.client.lease("r1", layout="tp2", settings={"router": "round-robin"}) as lease,
     ):
         ids_of(server)
-        wait_until(lambda: any(event["event"] == "steps" for event in events))
+        wait_until(lambda: sum(step["num_decode_seqs"] for step in of_steps(events, "steps")) == 23)
     assert lease.outcome["store_error"] == "" and lease.foreign_requests == 1
     with Store(server.folder / "home" / "store.sqlite") as store:
         steps = store.step_records("r1")
         assert sum(step.num_decode_seqs for step in steps) == 23 and steps[0].prefill_tokens == len(PROMPT)
         assert set(store.memory("r1")["rank"]) == {0, 1}
-        assert set(store.collectives("r1")["op"]) >= {"all_reduce"}
+        rows = store.collectives("r1")
+        sums = rows[rows["op"] == "all_reduce"]
+        told = [crossing for crossing in of_steps(events, "crossings") if crossing["op"] == "all_reduce"]
+        assert len(sums) == sum(crossing["num"] for crossing in told) > 0
+        assert sums["bytes"].sum() == sum(crossing["bytes"] for crossing in told)
+        assert all(crossing["axis"] == "tp" and crossing["ranks"] == [0, 1] for crossing in told)
     assert (server.folder / "home" / "runs" / "r1" / "collectives.parquet").is_file()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from labkit.lab.holding import Holding
 from labkit.lab.live import LiveSession
-from labkit.layout import Layout, legal_layouts
+from labkit.layout import Layout
 from labkit.measure.metrics import Objective
 from labkit.measure.records import MemoryRecord, RequestRecord, StepRecord
 from labkit.model.spec import load_spec
@@ -102,17 +102,6 @@ def test_who_holds_what_has_the_kv_cache_with_the_bytes_that_were_allocated(sess
     assert {part.kind for part in norms} == {"replicated"}
     mlp = [next(part for part in row.parts if part.part == "mlp") for row in lab.ownership]
     assert [(part.kind, part.index, part.of) for part in mlp] == [("partitioned", 0, 2), ("partitioned", 1, 2)]
-
-
-def test_refused_layouts_keep_their_reason(session: LiveSession) -> None:
-    session.watch.state = state_of(Layout())
-    lab = frame_of(session.snapshot()).lab
-    assert lab is not None
-    legal = [choice.layout for choice in lab.layouts if choice.legal]
-    assert legal == [layout.slug for layout in legal_layouts(load_spec("lab-5m"), 2, engine=True)]
-    refused = [choice for choice in lab.layouts if not choice.legal]
-    assert refused and all(len(choice.reason) > 20 for choice in refused)
-    assert not any("is not allowed: " in choice.reason for choice in refused)
 
 
 def test_whose_ranks_they_are(session: LiveSession) -> None:

@@ -22,6 +22,7 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.refuse = ""
+        self.table: dict[str, Any] = {}
 
     def _note(self, name: str, what: Any = None) -> None:
         self.calls.append((name, what))
@@ -33,6 +34,9 @@ class Recorder:
 
     def frame(self) -> LayoutsFrame:
         return LayoutsFrame()
+
+    def choices(self) -> dict[str, Any]:
+        return self.table
 
     def start(self, wanted: Wanted) -> None:
         self._note("start", wanted.layout)
@@ -126,6 +130,19 @@ def test_of_wishes_that_wait_only_the_newest_is_carried_out() -> None:
         time.sleep(0.005)
     wishes.close()
     assert done == [1, "b", 3]
+
+
+def test_the_choices_travel_once_and_again_only_when_they_change(page: LayoutsPage) -> None:
+    sent = []
+    page.observe(lambda change: sent.append(change["new"]), "choices")
+    page._make_frame()
+    page._source.table = {"legal": ["tp1", "tp2"]}
+    for _ in range(3):
+        assert "legal" not in str(page._make_frame())
+    assert sent == [{"legal": ["tp1", "tp2"]}]
+    page._source.table = {"legal": ["tp1"]}
+    page._make_frame()
+    assert sent[1:] == [{"legal": ["tp1"]}]
 
 
 def test_a_frame_is_short_and_json() -> None:

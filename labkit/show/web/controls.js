@@ -1,36 +1,31 @@
-// What a visitor sets: the layout (a native radio group, with the refused ones and their reasons), the load, the two
-// policies, and the buttons. Native inputs bring keyboard, names and roles; nothing here is drawn eight times a second.
+// What a visitor sets: the layout, the load, the two policies, and the buttons. Native inputs bring keyboard, names and
+// roles; nothing here is drawn eight times a second.
 
-import { h, s, uniqueId } from "./dom.js";
+import { Chooser } from "./chooser.js";
+import { h, uniqueId } from "./dom.js";
 
 const ROUTERS = ["least-work", "round-robin", "prefix"];
 const ADMISSIONS = ["labkit", "vllm"];
 const SWITCH_DELAY_MS = 350; // an arrow key walks over layouts; only where it rests is switched to
 
 export class Controls {
-  /** @param ctx {t, send, onPause, onPin, pageId}; `send` takes one command for the kernel */
+  /** @param ctx {t, send, choices, onPause, onPin, pageId}; `send` takes one command for the kernel */
   constructor(ctx) {
     this.ctx = ctx;
     this.want = { layout: "", workload: "", rate: 4, router: ROUTERS[0], admission: ADMISSIONS[0] };
     this.frame = null;
-    this.chooserKey = "";
     this.touched = false;
     this.build();
   }
 
   build() {
-    this.cards = h("div", { class: "lk-cards" });
-    this.legend = h("legend");
-    this.reasons = h("ul");
-    this.reasonsSummary = h("summary");
-    this.reasonsBox = h("details", { class: "lk-details lk-reasons" }, this.reasonsSummary, this.reasons);
-    this.chooser = h("fieldset", { class: "lk-chooser" }, this.legend, this.cards, this.reasonsBox);
+    this.chooser = new Chooser(this.ctx, (layout) => this.choose(layout));
     this.fields = h("div", { class: "lk-fields" }, this.buildFields());
     this.startButton = h("button", { type: "button", class: "lk-primary", onclick: () => this.startOrStop() });
     this.pauseButton = h("button", { type: "button", onclick: () => this.ctx.onPause() });
     this.pinButton = h("button", { type: "button", onclick: () => this.ctx.onPin() });
     this.buttons = h("div", { class: "lk-buttons" }, this.startButton, this.pauseButton, this.pinButton);
-    this.element = h("div", { class: "lk-controls" }, this.chooser, h("div", { class: "lk-load" }, this.fields, this.buttons));
+    this.element = h("div", { class: "lk-controls" }, this.chooser.element, h("div", { class: "lk-load" }, this.fields, this.buttons));
   }
 
   buildFields() {
@@ -80,6 +75,11 @@ export class Controls {
     this.timer = setTimeout(() => this.ctx.send({ type: "change", ...this.want }), "layout" in change ? SWITCH_DELAY_MS : 0);
   }
 
+  choose(layout) {
+    this.set({ layout });
+    if (this.frame) this.chooser.show(this.frame, layout);
+  }
+
   /** `isAsked` bridges the moment between a start and the first frame that shows it: a choice made there counts. */
   startOrStop() {
     this.isAsked = !this.isActive;
@@ -90,7 +90,7 @@ export class Controls {
     this.frame = frame;
     this.adopt(frame);
     const { t } = this.ctx;
-    this.drawChooser(frame, t);
+    this.chooser.show(frame, this.want.layout);
     this.drawFields(frame, t);
     this.drawButtons(frame, t, paused, pinned);
   }
@@ -104,53 +104,6 @@ export class Controls {
     }
     this.want.layout = frame.lab.layout;
     if (this.isActive) Object.assign(this.want, pickWanted({ ...this.want, ...frame.run, layout: frame.lab.layout }));
-  }
-
-  drawChooser(frame, t) {
-    const layouts = frame.lab?.layouts ?? [];
-    const chooserKey = JSON.stringify([layouts, this.ctx.language()]);
-    if (chooserKey !== this.chooserKey) {
-      this.chooserKey = chooserKey;
-      this.fillChooser(layouts, t);
-    }
-    for (const input of this.cards.querySelectorAll("input")) {
-      input.checked = input.value === this.want.layout;
-      input.closest("label").classList.toggle("lk-current", input.value === frame.lab?.layout && frame.lab.state === "ready");
-    }
-  }
-
-  fillChooser(layouts, t) {
-    const had = document.activeElement?.closest?.(".lk-cards") ? document.activeElement.value : null;
-    const name = uniqueId("layout");
-    const refused = layouts.filter((choice) => !choice.legal);
-    this.legend.textContent = t("controls.layout");
-    this.cards.replaceChildren(...layouts.map((choice) => this.card(choice, name, t)));
-    this.reasonsBox.hidden = refused.length === 0;
-    this.reasonsSummary.textContent = t("controls.refused", { n: refused.length });
-    this.reasons.replaceChildren(
-      ...refused.map((choice) => h("li", { id: this.reasonId(choice) }, h("b", {}, `${choice.name}: `), h("span", { lang: "en" }, choice.reason))),
-    );
-    if (had) this.cards.querySelector(`input[value="${CSS.escape(had)}"]`)?.focus();
-  }
-
-  reasonId(choice) {
-    return `lk-reason-${this.ctx.pageId}-${choice.layout}`;
-  }
-
-  card(choice, name, t) {
-    const input = h("input", {
-      type: "radio", name, value: choice.layout, disabled: !choice.legal,
-      "aria-describedby": choice.legal ? null : this.reasonId(choice), onchange: () => this.set({ layout: choice.layout }),
-    });
-    const ranks = t(choice.num_ranks === 1 ? "controls.rank" : "controls.ranks", { n: choice.num_ranks });
-    return h(
-      "label",
-      { class: `lk-card ${choice.legal ? "" : "lk-refused"}`, title: choice.reason || null },
-      input,
-      glyph(choice.layout),
-      h("span", { class: "lk-card-text" }, h("b", {}, choice.name), h("small", {}, ranks)),
-      choice.legal && choice.oversubscribed ? h("small", { class: "lk-over", title: t("controls.oversubscribed_why") }, `▲ ${t("controls.oversubscribed")}`) : null,
-    );
   }
 
   drawFields(frame, t) {
@@ -202,20 +155,4 @@ function fillSelect({ name, values, text, select }, t) {
 function optionText(name, value, t) {
   const text = t(`${name}.${value}`);
   return text === `${name}.${value}` ? value : text;
-}
-
-/** The layout as a small picture: a row a replica, a square a rank, its colour the shard that it holds. */
-function glyph(slug) {
-  const degree = (axis) => Number(new RegExp(`(?:^|x)${axis}(\\d+)`).exec(slug)?.[1] ?? 1);
-  const rows = Math.min(4, degree("dp"));
-  const columns = Math.min(8, degree("pp") * degree("pcp") * degree("tp"));
-  const size = 9;
-  const squares = [];
-  for (let row = 0; row < rows; row += 1) {
-    for (let column = 0; column < columns; column += 1) {
-      squares.push(s("rect", { x: column * (size + 2), y: row * (size + 2), width: size, height: size, rx: 2, class: `lk-shard-${column % 8}` }));
-    }
-  }
-  const [width, height] = [columns * (size + 2) - 2, rows * (size + 2) - 2];
-  return s("svg", { width, height, "aria-hidden": "true", class: "lk-glyph" }, squares);
 }

@@ -6,6 +6,10 @@
 
 import { h, uniqueId } from "./dom.js";
 import { Controls } from "./controls.js";
+import { crossingsPanel } from "./crossings.js";
+import { expertsPanel } from "./experts.js";
+import { ganttPanel } from "./gantt.js";
+import { kvPanel, poolsPanel } from "./kv.js";
 import { ladderPanel } from "./ladder.js";
 import { inflightPanel, throughputPanel } from "./timeline.js";
 import { memoryPanel, ownershipPanel, sharesPanel } from "./ranks.js";
@@ -41,6 +45,7 @@ class LayoutsPage {
       language,
       languages: this.model.get("languages"),
       t: makeText(this.text, language),
+      choices: () => this.model.get("choices"),
       send: (message) => this.send(message),
       setLanguage: (code) => this.setLanguage(code),
       onPause: () => this.togglePause(),
@@ -57,7 +62,8 @@ class LayoutsPage {
     this.panels = [
       ladderPanel(ctx, { id: "ttft", metric: "ttft_ms", step: 1, onObjective }),
       ladderPanel(ctx, { id: "tpot", metric: "tpot_ms", step: 0.5, onObjective }),
-      waterfallPanel(ctx), throughputPanel(ctx), ownershipPanel(ctx), memoryPanel(ctx), sharesPanel(ctx), inflightPanel(ctx),
+      waterfallPanel(ctx), throughputPanel(ctx), ownershipPanel(ctx), inflightPanel(ctx), memoryPanel(ctx), kvPanel(ctx),
+      sharesPanel(ctx), crossingsPanel(ctx), expertsPanel(ctx), poolsPanel(ctx), ganttPanel(ctx),
     ];
     const grid = h("div", { class: "lk-grid-panels" }, this.panels.map((panel) => panel.element));
     this.root = h("div", { class: "lk", role: "main", "aria-labelledby": this.head.title.id });
@@ -69,7 +75,9 @@ class LayoutsPage {
   listen() {
     this.onMessage = (message) => this.receive(message);
     this.onVisibility = () => document.visibilityState === "visible" ? this.schedule() : this.acknowledge();
+    this.onChoices = () => this.schedule();
     this.model.on("msg:custom", this.onMessage);
+    this.model.on("change:choices", this.onChoices);
     document.addEventListener("visibilitychange", this.onVisibility);
     this.watch = setInterval(() => this.checkLife(), 500);
     this.observer = new ResizeObserver(() => this.measure());
@@ -80,6 +88,7 @@ class LayoutsPage {
     clearInterval(this.watch);
     this.observer.disconnect();
     this.model.off("msg:custom", this.onMessage);
+    this.model.off("change:choices", this.onChoices);
     document.removeEventListener("visibilitychange", this.onVisibility);
   }
 
@@ -119,10 +128,17 @@ class LayoutsPage {
     this.head.show(this.frame);
     this.banners.show(this.frame, this.stale, this.paused);
     this.controls.show(this.frame, { paused: this.paused, pinned: this.pin });
-    if (!this.paused) this.panels.forEach((panel) => panel.show(this.frame, this.pin));
+    if (!this.paused) this.drawPanels();
     this.root.dataset.n = this.frame.run?.ttft_ms.n ?? 0;
     this.root.dataset.layout = this.frame.lab?.layout ?? "";
     this.root.dataset.role = this.frame.role;
+  }
+
+  /** Panels of axes that the layout does not use are hidden; a last one that would stand alone gets the whole row. */
+  drawPanels() {
+    this.panels.forEach((panel) => panel.show(this.frame, this.pin));
+    const shown = this.panels.filter((panel) => !panel.element.hidden && !panel.spec.wide);
+    for (const panel of shown) panel.element.classList.toggle("lk-wide", shown.length % 2 === 1 && panel === shown.at(-1));
   }
 
   measure() {

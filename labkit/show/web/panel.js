@@ -8,7 +8,7 @@ import { h, s } from "./dom.js";
 export class Panel {
   /**
    * @param ctx   {t, language, repaint}: shared by all panels of a page
-   * @param spec  {id, legend(data), pick(frame, pin), paint(panel, svg, data, width) → height, table(data), describe(data), note(data)}
+   * @param spec  {id, wide, wanted(frame), legend(data), pick(frame, pin), paint(panel, svg, data, width) → height, table(data), describe(data), note(data)}
    */
   constructor(ctx, spec) {
     this.ctx = ctx;
@@ -24,7 +24,7 @@ export class Panel {
     this.details = h("details", { class: "lk-details", ontoggle: () => this.refill() }, this.summary, this.tableBox);
     this.element = h(
       "section",
-      { class: `lk-panel lk-panel-${spec.id}`, "aria-labelledby": this.title.id, "data-panel": spec.id },
+      { class: `lk-panel lk-panel-${spec.id}${spec.wide ? " lk-wide" : ""}`, "aria-labelledby": this.title.id, "data-panel": spec.id },
       h("header", {}, this.title, this.note),
       this.legend,
       this.stage,
@@ -35,7 +35,10 @@ export class Panel {
     this.data = null;
   }
 
+  /** `wanted` says whether the layout has what the panel shows; without it the panel is always there. */
   show(frame, pin) {
+    this.element.hidden = this.spec.wanted ? !this.spec.wanted(frame) : false;
+    if (this.element.hidden) return;
     this.data = this.spec.pick(frame, pin, this);
     this.draw();
   }

@@ -76,6 +76,11 @@ export function bytes(value) {
   return `${unit === 0 ? Math.round(size) : digits(size)} ${units[unit]}`;
 }
 
+/** 12345 → "12 345", with a narrow space that does not break. */
+export function count(value) {
+  return value == null ? NOTHING : String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+}
+
 /** 72 → "1:12". */
 export function clock(value) {
   const whole = Math.max(0, Math.round(value));

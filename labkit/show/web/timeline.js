@@ -203,42 +203,33 @@ function band(upper, lower, x, y) {
   return `M${points.map(([age, value]) => `${x(age).toFixed(1)} ${y(value).toFixed(1)}`).join("L")}z`;
 }
 
-function kvShare(replica) {
-  return replica.kv_total_blocks ? replica.kv_used_blocks / replica.kv_total_blocks : 0;
-}
-
 function replicaText(replica, index, t) {
-  return t("inflight.replica_text", {
-    replica: index, running: replica.running, waiting: replica.waiting, kv: percent(kvShare(replica)),
-  });
+  return `${t("inflight.replica", { i: index })}: ${t("inflight.counts", { running: replica.running, waiting: replica.waiting })}`;
 }
 
+/** A bar a replica: what it runs, then what waits; all on one scale, so that an uneven routing shows. */
 function paintReplicas(svg, replicas, top, width, t) {
   const names = replicas.map((_, i) => t("inflight.replica", { i }));
   const counts = replicas.map((r) => t("inflight.counts", { running: r.running, waiting: r.waiting }));
-  const nameWidth = widest(names) + 14;
-  const countWidth = widest(counts) + 14;
-  const kvLeft = nameWidth + countWidth + textWidth("KV") + 8;
+  const x0 = widest(names) + 14;
+  const x1 = width - widest(counts) - 14;
+  const x = linear(Math.max(4, ...replicas.map((r) => r.running + r.waiting)), x0, x1);
   replicas.forEach((replica, i) => {
     const y = top + i * 22;
-    const share = kvShare(replica);
-    const barWidth = Math.max(20, width - kvLeft - 48);
+    const both = replica.running + replica.waiting;
     svg.append(
       label(0, y + 12, names[i]),
-      label(nameWidth, y + 12, counts[i], { kind: "lk-muted" }),
-      label(kvLeft - 8, y + 12, "KV", { anchor: "end", kind: "lk-muted" }),
-      s("rect", { x: kvLeft, y: y + 3, width: barWidth, height: 10, rx: 2, class: "lk-track" }),
-      s("rect", { x: kvLeft, y: y + 3, width: barWidth * share, height: 10, rx: 2, class: "lk-mem-kv" }),
-      label(width - 2, y + 12, percent(share), { anchor: "end", kind: "lk-value" }),
+      s("rect", { x: x0, y: y + 3, width: x1 - x0, height: 10, rx: 2, class: "lk-track" }),
+      s("rect", { x: x0, y: y + 3, width: x(both) - x0, height: 10, rx: 2, class: "lk-waiting" }),
+      s("rect", { x: x0, y: y + 3, width: x(replica.running) - x0, height: 10, rx: 2, class: "lk-running" }),
+      label(width - 2, y + 12, counts[i], { anchor: "end", kind: "lk-muted" }),
     );
   });
   return top + replicas.length * 22;
 }
 
 function inflightTable(data, t) {
-  const head = ["", t("inflight.running"), t("inflight.waiting"), t("inflight.kv")];
-  const rows = data.replicas.map((r, i) => [
-    t("inflight.replica", { i }), r.running, r.waiting, `${r.kv_used_blocks} / ${r.kv_total_blocks} (${percent(kvShare(r))})`,
-  ]);
+  const head = ["", t("inflight.running"), t("inflight.waiting")];
+  const rows = data.replicas.map((r, i) => [t("inflight.replica", { i }), r.running, r.waiting]);
   return { head, rows };
 }
