@@ -71,7 +71,7 @@ def reasons_against(
     layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False
 ) -> tuple[str, ...]:
     """The reasons alone, without looking for neighbours; () when the layout is allowed."""
-    return _model_reasons(layout, spec, num_ranks) + (_engine_reasons(layout, spec) if engine else ())
+    return _model_reasons(layout, spec, num_ranks) + (tuple(_engine_reasons(spec)) if engine else ())
 
 
 def is_legal(layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False) -> bool:

@@ -86,10 +86,10 @@ def measure(lesson: Lesson, server: OwnServer | None, layout: str, **load: Any) 
     """
     settings = {"memory_per_rank": 2 * lesson.case.budget_bytes}
     lesson.switch(layout, probe=False, **settings)
-    state, before = lesson.lab.state(), server and server.link_bytes()
+    state, before = lesson.lab.state(), server.link_bytes() if server else None
     given: dict[str, Any] = {"workload": FEW_TOKENS, "concurrency": 1, "num_requests": lesson.size(2, 8)}
     run = lesson.run(layout, settings=settings, **(given | load))
-    after = server and server.link_bytes()
+    after = server.link_bytes() if server else None
     return Measured(
         run,
         sum(replica["kv_total_blocks"] * replica["kv_block_tokens"] for replica in state["replicas"]),
