@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_parity_real import FourRanks, assert_as_transformers
+from hard_batch import assert_as_transformers, serve
+from real_ranks import RealRanks, real_ranks
 from tiny_models import make_checkpoint
 
 from labkit.cluster.nodes import Link, Nodes
@@ -29,18 +30,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FourRanks]:
-    made = FourRanks(tmp_path_factory.mktemp("2x4"), Nodes(2, 4, Link(200 * 10**6)))
-    yield made
-    made.close()
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRanks]:
+    with real_ranks(tmp_path_factory.mktemp("2x4"), nodes=Nodes(2, 4, Link(200 * 10**6))) as made:
+        yield made
     assert of_owner(os.getpid()) == []
 
 
 @pytest.mark.parametrize("slug", CASES)
-def test_eight_ranks_on_two_nodes_give_what_transformers_gives(ranks: FourRanks, folder: Path, slug: str) -> None:
-    for request, outputs in ranks.serve(folder, Layout.parse(slug)):
-        assert_as_transformers(folder, request, outputs)
-    assert ranks.engine is not None
+def test_eight_ranks_on_two_nodes_give_what_transformers_gives(ranks: RealRanks, folder: Path, slug: str) -> None:
+    assert_as_transformers(folder, serve(ranks, folder, Layout.parse(slug)))
     groups = ranks.engine.state()["groups"]
     told = {group["axis"]: (group["fabric"], group["spans_nodes"]) for group in groups if group["axis"] in CASES[slug]}
     assert told == CASES[slug]

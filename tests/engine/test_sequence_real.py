@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_parity_real import FourRanks, assert_as_transformers
+from hard_batch import assert_as_transformers, assert_hard, serve
+from real_ranks import real_ranks
 from tiny_models import make_checkpoint
 
 from labkit.layout import Layout
@@ -14,14 +15,10 @@ pytestmark = pytest.mark.engine
 
 
 def test_shared_rows_give_what_transformers_gives(tmp_path: Path) -> None:
-    folder, ranks = make_checkpoint(tmp_path, "llama-tied-llama3-rope"), FourRanks(tmp_path / "pool")
-    try:
+    folder = make_checkpoint(tmp_path, "llama-tied-llama3-rope")
+    with real_ranks(tmp_path / "pool") as ranks:
         for slug in ("tp4+sp", "pp2xtp2+sp"):
-            answered = ranks.serve(folder, Layout.parse(slug))
-            for request, outputs in answered:
-                assert_as_transformers(folder, request, outputs)
-            told = [event for event in ranks.events if event["event"] == "request"]
-            assert sum(event["cached_tokens"] for event in told) > 0, "no prefix was found in the cache"
-            assert sum(request.num_preemptions for request, _ in answered) > 0, "nothing was preempted"
-    finally:
-        ranks.close()
+            layout = Layout.parse(slug)
+            answers = serve(ranks, folder, layout)
+            assert_as_transformers(folder, answers)
+            assert_hard(ranks, layout, answers)
