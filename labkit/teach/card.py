@@ -58,7 +58,7 @@ def card_table(case: ReferenceCase, run: Run) -> Table:
 
 
 def _rows(card: AxisCard, total: AxisCard, run: Run) -> Iterator[list[str]]:
-    name = f"{card.axis} {card.degree}"
+    name = f"{card.axis}\N{NO-BREAK SPACE}{card.degree}"
     yield [name, "what is partitioned?", _shares(card.partitioned), _held(card.partitioned, run)]
     yield ["", "what stays replicated?", _shares(card.replicated), _held(card.replicated, run)]
     yield ["", "what crosses?", _crossing(total, len(run.step_records)), _handed_over(card, run)]
