@@ -179,6 +179,7 @@ def test_a_full_ring_keeps_the_newest_and_counts_what_it_lost():
     assert ring.drain() == b""
 
 
+@pytest.mark.slow
 def test_merging_is_cheap_beside_a_step():
     """Two ranks of 17 rows each: 50 µs here; the bound leaves room for a busy machine."""
     calls = [(i, i * 400_000, i * 400_000 + 10_000) for i in range(17)]

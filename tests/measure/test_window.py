@@ -103,6 +103,7 @@ def test_the_table_is_bounded():
     assert window.snapshot(now)["requests"]["ended"] == 64
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_cheap():
     """2000 requests: under 2 ms, taken from the better half of several tries on a shared machine."""
     window, now = _window(_records(2000, tokens=50), seconds=1000)
