@@ -199,10 +199,10 @@ def traffic_table(runs: dict[str, Run], phase: str, axis: str, without: Sequence
         for at, op in enumerate(found):
             sent = f"{summed(found, getattr(layout, axis)) / 1024:,.1f} KiB" if at == 0 else ""
             rows.append([label if at == 0 else "", op.name, f"{op.per_step:g}", f"{op.num_bytes:,.0f} B", sent])
-    size = " and ".join(f"{rows:,}" for rows in sorted(shapes))
+    size = " and ".join(f"{count:,} row{'s' * (count != 1)}" for count in sorted(shapes))
     columns = ["layout", "operation", "in a step", "a rank gives", "a rank sends in the step"]
     remark = "Counted from the recorded operations; sent, as ring algorithms send it."
-    return Table(f"What crosses on {axis} in a {phase} step of {size} rows", columns, rows, [remark])
+    return Table(f"What crosses on {axis} in a {phase} step of {size}", columns, rows, [remark])
 
 
 def expected(case: ReferenceCase, run: Run, phase: str, axis: str) -> int:
