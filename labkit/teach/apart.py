@@ -93,4 +93,5 @@ def handoff_table(runs: dict[str, Run], case: ReferenceCase) -> Table:
         )
     columns = ["", "handoffs", "bytes, all together", "KV of the prompts, by the shapes", "one took, p50", "rate"]
     columns += ["of the mean TTFT"]
-    return Table("What it costs to be apart", columns, rows)
+    remark = "A move begins when the ranks of both pools are between two steps, so its time has their waits in it."
+    return Table("What it costs to be apart", columns, rows, [remark])

@@ -47,10 +47,10 @@ __all__ = [
 RANKS_PER_NODE = 4
 FEW_TOKENS = Workload(
     name="few-tokens",
-    title="One prompt of 128 tokens, an answer of 9",
-    parts=(Part(Lengths("constant", tokens=128), Lengths("constant", tokens=9)),),
+    title="One prompt of 128 tokens, an answer of 5",
+    parts=(Part(Lengths("constant", tokens=128), Lengths("constant", tokens=5)),),
 )
-"""One prefill step and eight decode steps a request: enough to count what crosses."""
+"""One prefill step and four decode steps a request: enough to count what crosses."""
 
 
 class Measured(NamedTuple):
