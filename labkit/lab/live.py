@@ -52,6 +52,7 @@ class LiveSession:
         self._holding: Holding | None = None
         self._switch: dict[str, Any] | None = None
         self._ready_ns = self._asked_ns = 0
+        self._layout: str | None = None
 
     # ---- what a visitor does
 
@@ -130,21 +131,23 @@ class LiveSession:
             self._joiner.add_times(msgspec.convert(event, ServerTimes))
         elif kind == "steps":
             self._add_steps(msgspec.convert(event["steps"], list[StepRecord]), event.get("crossings", []))
-        elif kind == "switch":
+        elif kind == "switch" or (kind == "state" and event.get("layout") != self._layout):
+            self._layout = event.get("layout")
             self._reset_steps(time.monotonic_ns())
 
     def _add_steps(self, steps: list[StepRecord], crossings: list[Any]) -> None:
         with self._lock:
             for meter in (self.meter, self.experts, self.gantt):
                 meter.add(steps)
-            self.crossings.add(msgspec.convert(crossings, list[Crossings]), time.monotonic_ns())
+            begun_ns = min((step.start_ns for step in steps), default=0)
+            self.crossings.add(msgspec.convert(crossings, list[Crossings]), time.monotonic_ns(), begun_ns)
 
     def _reset_steps(self, now_ns: int) -> None:
         with self._lock:
             self.meter.reset(now_ns)
             self.crossings.reset(now_ns)
             self.experts.reset(now_ns)
-            self.gantt.reset()
+            self.gantt.reset(now_ns)
             self._stages = (0.0, None)
 
     def _joined(self, record: RequestRecord) -> None:

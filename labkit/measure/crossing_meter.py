@@ -64,8 +64,10 @@ class CrossingMeter:
         self._buckets.clear()
         self._since_ns = now_ns
 
-    def add(self, crossings: Iterable[Crossings], at_ns: int) -> None:
-        self._buckets[at_ns // self._BUCKET_NS].extend(crossings)
+    def add(self, crossings: Iterable[Crossings], at_ns: int, begun_ns: int) -> None:
+        """begun_ns: when the first of their steps began; those of the layout before are told a moment after its end."""
+        if begun_ns >= self._since_ns:
+            self._buckets[at_ns // self._BUCKET_NS].extend(crossings)
 
     def snapshot(self, now_ns: int) -> list[dict[str, Any]]:
         """By axis and phase: `per_s` (of one rank), `bytes` (mean of one), and the same of each operation in `ops`."""

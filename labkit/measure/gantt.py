@@ -25,12 +25,15 @@ class StageGantt:
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=_HELD_STEPS)
+        self._since_ns = 0
 
-    def reset(self) -> None:
+    def reset(self, now_ns: int) -> None:
+        """Another layout: steps that began before now are not its."""
         self._steps.clear()
+        self._since_ns = now_ns
 
     def add(self, steps: Iterable[StepRecord]) -> None:
-        self._steps.extend(steps)
+        self._steps.extend(step for step in steps if step.start_ns >= self._since_ns)
 
     def snapshot(self) -> dict[str, Any] | None:
         """span_ms and `rows` [{replica, stage, ranks, bars [[start, idle, compute, crossing] in ms, …]}].

@@ -218,18 +218,21 @@ def test_kv_says_how_many_more_requests_fit(page: Page) -> None:
 def test_what_crossed_under_earlier_layouts_stays_hollow(page: Page) -> None:
     marks = page.locator('[data-panel="crossings"] .lk-stage svg [class*="lk-axis-"]')
     put(page, synthetic.frame(tp=2))
+    assert marks.count() == 0, "a layout counts from its second frame on"
+    put(page, synthetic.frame(tp=2), 2)
     assert marks.count() == 3 and page.locator(".lk-stage svg .lk-hollow").count() == 0
-    put(page, synthetic.every_axis(), 2)
+    put(page, synthetic.every_axis(), 3)
+    put(page, synthetic.every_axis(), 4)
     assert marks.count() == 18 and page.locator(".lk-stage svg .lk-hollow").count() == 3
     panel = page.locator('[data-panel="crossings"]')
     panel.get_by_text("Show as table").click()
     panel.locator("tbody tr").first.wait_for()
     rows = panel.locator("tbody tr").all_inner_texts()
     assert len(rows) == 18 and sum(row.startswith("TP2\t") for row in rows) == 3
-    put(page, watching(tp=2), 3)
     idle = synthetic.frame(tp=2)
     idle.crossings = []
-    put(page, idle, 4)
+    put(page, idle, 5)
+    put(page, idle, 6)
     assert marks.count() == 18, "a load that has ended takes nothing away"
 
 

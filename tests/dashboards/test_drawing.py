@@ -114,6 +114,7 @@ def test_nothing_overflows_or_collides(visit: Any, width: int) -> None:
     prepare(page, "light", "en", synthetic.frame())
     for seq, (name, made) in enumerate(frames().items(), 3):
         stage.show(page, synthetic.message(made, seq))
+        stage.show(page, synthetic.message(made, seq + 100))  # what crosses counts from a layout's second frame on
         for theme, language in itertools.product(("light", "dark"), LANGUAGES):
             page.evaluate("light => { document.body.dataset.jpThemeLight = light; }", str(theme == "light").lower())
             page.locator(f"[data-language={language}]").click()

@@ -44,8 +44,8 @@ def test_a_mark_is_one_ranks_rate_and_the_mean_size() -> None:
     meter.reset(SECOND_NS)
     for tenth in range(20):
         at_ns = SECOND_NS + tenth * 100 * MS
-        meter.add([Crossings("tp", "all_reduce", "decode", 26, 26 * 1000, [0, 1])], at_ns)
-        meter.add([Crossings("tp", "gather", "decode", 2, 2 * 15_000, [0, 1])], at_ns)
+        meter.add([Crossings("tp", "all_reduce", "decode", 26, 26 * 1000, [0, 1])], at_ns, at_ns)
+        meter.add([Crossings("tp", "gather", "decode", 2, 2 * 15_000, [0, 1])], at_ns, at_ns)
     (mark,) = meter.snapshot(3 * SECOND_NS)
     assert (mark["axis"], mark["phase"]) == ("tp", "decode")
     assert mark["per_s"] == pytest.approx(140) and mark["bytes"] == pytest.approx(2000)
@@ -54,9 +54,12 @@ def test_a_mark_is_one_ranks_rate_and_the_mean_size() -> None:
 
 def test_marks_are_of_this_layout_and_of_the_last_seconds() -> None:
     meter = CrossingMeter(seconds=1.0)
-    meter.add([Crossings("tp", "all_reduce", "decode", 10, 100, [0])], 0)
+    meter.add([Crossings("tp", "all_reduce", "decode", 10, 100, [0])], 0, 0)
     assert meter.snapshot(SECOND_NS // 2)
     assert meter.snapshot(3 * SECOND_NS) == []
-    meter.add([Crossings("tp", "all_reduce", "decode", 10, 100, [0])], 3 * SECOND_NS)
+    meter.add([Crossings("tp", "all_reduce", "decode", 10, 100, [0])], 3 * SECOND_NS, 3 * SECOND_NS)
     meter.reset(3 * SECOND_NS)
+    assert meter.snapshot(3 * SECOND_NS + MS) == []
+    late = [Crossings("tp", "all_reduce", "decode", 10, 100, [0])]
+    meter.add(late, 3 * SECOND_NS + MS, begun_ns=2 * SECOND_NS)  # told after the switch, run before it
     assert meter.snapshot(3 * SECOND_NS + MS) == []

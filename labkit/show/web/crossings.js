@@ -32,7 +32,9 @@ export function crossingsPanel(ctx) {
 function remember(seen, frame) {
   const layout = frame.lab?.layout;
   const isBusy = frame.role === "running" || (frame.role === "watching" && frame.series.running.at(-1) > 0);
-  if (layout && isBusy && frame.crossings.length) {
+  const stands = layout === seen.standing; // for two frames: the first may still carry what crossed before the switch
+  seen.standing = layout;
+  if (layout && stands && isBusy && frame.crossings.length) {
     seen.delete(layout);
     seen.set(layout, frame.crossings);
     if (seen.size > MAX_SEEN) seen.delete(seen.keys().next().value);

@@ -69,9 +69,15 @@ function expertBars(data, plot, y) {
     const owner = data.owners[expert]?.[0] ?? 0;
     const marks = [s("rect", { x, y: y(tokens), width, height: plot.y0 - y(tokens), class: `lk-expert lk-shard-${owner % 8}` })];
     if (expert % every === 0) marks.push(label(x + width / 2, plot.y0 + 14, expert, { anchor: "middle", kind: "lk-muted" }));
-    if (expert === busiest && tokens) marks.push(label(x + width / 2, y(tokens) - 3, `▼ ${count(tokens)}`, { anchor: expert > data.tokens.length * 0.8 ? "end" : "middle", kind: "lk-value" }));
+    if (expert === busiest && tokens) marks.push(busiestLabel(`▼ ${count(tokens)}`, x + width / 2, y(tokens) - 3, plot));
     return marks;
   });
+}
+
+/** Above its bar, and inside the plot also when that is the first or the last. */
+function busiestLabel(text, x, y, plot) {
+  const half = textWidth(text, 13, 600) / 2;
+  return label(Math.min(Math.max(x, plot.x0 + half), plot.x1 - half), y, text, { anchor: "middle", kind: "lk-value" });
 }
 
 function expertRanks(svg, data, top, width, t) {

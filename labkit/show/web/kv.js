@@ -86,8 +86,8 @@ export function poolsPanel(ctx) {
   });
 }
 
-function poolRanks(pool, t) {
-  return t("pools.ranks", { ranks: pool.ranks.length > 1 ? `${pool.ranks[0]}–${pool.ranks.at(-1)}` : pool.ranks[0] });
+function poolRanks({ ranks }, t) {
+  return ranks.length > 1 ? t("pools.ranks", { ranks: `${ranks[0]}–${ranks.at(-1)}` }) : t("rank", { rank: ranks[0] });
 }
 
 function poolText(pool, t) {
