@@ -240,6 +240,11 @@ class Engine:
                         self._set_state("stopped", f"{self._why_failed()} {error}".strip())
                         return
 
+    @property
+    def last_step_id(self) -> int:
+        """Of the steps sent so far."""
+        return self._dispatcher.last_step_id
+
     async def settle(self, timeout_s: float = 0.3) -> None:
         """Wait, a little, for the figures of the steps that have run, and tell them: a run is about to close."""
         give_up = time.monotonic() + timeout_s

@@ -57,7 +57,7 @@ class Dispatcher:
             self._handoffs.moving, step_timeout_s, lambda ranks: on_hung(ranks, "a handoff of KV")
         )
         self._quiet: asyncio.Future[None] | None = None
-        self._last_step_id = 0
+        self.last_step_id = 0
         self.is_open = False
         self._pools = Pools()
         self._epoch, self._layout = 0, ""
@@ -225,8 +225,8 @@ class Dispatcher:
                 flight.companions = flights
 
     def _send_step(self, replica: Replica, plan: StepPlan) -> Flight:
-        self._last_step_id += 1
-        message = plan.to_message(self._epoch, self._last_step_id)
+        self.last_step_id += 1
+        message = plan.to_message(self._epoch, self.last_step_id)
         start_ns = time.monotonic_ns()
         self._send(replica.ranks, message)
         return self._note_sent(replica, plan, start_ns)
@@ -234,7 +234,7 @@ class Dispatcher:
     def _note_sent(self, replica: Replica, plan: StepPlan, start_ns: int) -> Flight:
         context_tokens = sum(plan.context_lens)
         flight = Flight(
-            self._last_step_id, plan, plan.requests, context_tokens, replica, self._epoch, start_ns
+            self.last_step_id, plan, plan.requests, context_tokens, replica, self._epoch, start_ns
         )
         replica.num_in_flight += 1
         self._flights.add(flight)

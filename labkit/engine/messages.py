@@ -118,6 +118,22 @@ class MoveKV(_Message):
     target_blocks: bytes
 
 
+class Bench(_Message):
+    """Repeat one collective of the layout's groups of one axis, and say how long each took. Answered by `Benched`."""
+
+    epoch: int
+    axis: str
+    op: str
+    """One of `labkit.measure.collectives.OPS`."""
+    num_bytes: int
+    """Of the whole buffer: what all_gather gives, what reduce_scatter takes; else of each rank's."""
+    in_place: bool
+    dtype: str
+    num_warmup: int
+    num_rounds: int
+    check: bool
+
+
 class Fault(_Message):
     """For tests and drills: kind is raise, exit, hang or delay (seconds in each all-reduce of `layer`)."""
 
@@ -224,6 +240,17 @@ class Moved(_Message):
     end_ns: int
 
 
+class Benched(_Message):
+    epoch: int
+    rank: int
+    times_ns: list[int]
+    """Of each round, on this rank; empty on a rank that has no part in it."""
+    num_wrong: int
+    """Elements of the result that are not what they must be."""
+    group: int = 0
+    """Which of the axis's groups."""
+
+
 class Failed(_Message):
     """The last words of a rank that raised."""
 
@@ -233,8 +260,8 @@ class Failed(_Message):
     traceback: str
 
 
-EngineMessage = Configure | AllocateKV | Step | MoveKV | Fault | Shutdown
-RankMessage = Hello | Configured | Ready | Sampled | StepStats | Moved | Failed
+EngineMessage = Configure | AllocateKV | Step | MoveKV | Bench | Fault | Shutdown
+RankMessage = Hello | Configured | Ready | Sampled | StepStats | Moved | Benched | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

@@ -20,7 +20,19 @@ from torch import Tensor
 from labkit.engine import memory
 from labkit.engine.batches import Shape, build, windows_of
 from labkit.engine.graphs import DecodeGraphs
-from labkit.engine.messages import AllocateKV, Configure, Configured, Memory, Moved, MoveKV, Ready, Sampled, Step
+from labkit.engine.messages import (
+    AllocateKV,
+    Bench,
+    Benched,
+    Configure,
+    Configured,
+    Memory,
+    Moved,
+    MoveKV,
+    Ready,
+    Sampled,
+    Step,
+)
 from labkit.engine.mover import KVMover
 from labkit.engine.sampler import sample
 from labkit.engine.step_clock import CudaClock, HostClock
@@ -41,6 +53,7 @@ from labkit.model.decoder import Decoder
 from labkit.model.kv_cache import KVCache, block_bytes
 from labkit.model.rope import rotation_table
 from labkit.model.spec import ModelSpec, load_spec, model_dir
+from labkit.parallel.bench import bench
 from labkit.parallel.context import ContextRanks
 from labkit.parallel.expert import expert_parallel
 from labkit.parallel.pipeline import Boundary
@@ -212,6 +225,13 @@ class Runner:
         """Moves that are over since the last call."""
         mover = self._configured().mover
         return [] if mover is None else mover.landed()
+
+    # ---- a measurement
+
+    def bench(self, message: Bench) -> Benched:
+        """One collective of the layout that stands, over and over (`labkit.parallel.bench`)."""
+        model = self._configured()
+        return bench(message, self.rank, model.mesh, self.device)
 
     # ---- a step
 

@@ -24,7 +24,7 @@ import torch
 from labkit.engine import messages
 from labkit.engine.channel import Channel
 from labkit.engine.launch import Launch
-from labkit.engine.messages import AllocateKV, Configure, Fault, MoveKV, Sampled, Shutdown, Step
+from labkit.engine.messages import AllocateKV, Bench, Configure, Fault, MoveKV, RankMessage, Sampled, Shutdown, Step
 from labkit.parallel.mesh import MeshFactory
 
 
@@ -40,6 +40,8 @@ class RankRunner(Protocol):
     def move(self, message: MoveKV) -> None: ...
 
     def moved(self) -> list[messages.Moved]: ...
+
+    def bench(self, message: Bench) -> messages.Benched: ...
 
 
 _NAP_S = 200e-6
@@ -109,14 +111,16 @@ class Worker:
             )
         )
 
-    def _obey(self, message: Configure | AllocateKV | Fault) -> None:
+    def _obey(self, message: Configure | AllocateKV | Bench | Fault) -> None:
         if isinstance(message, Fault):
             self._suffer(message)
             return
         if isinstance(message, Configure):
             torch.set_num_threads(message.threads)
-            answer: messages.Configured | messages.Ready = self._runner.configure(message)
+            answer: RankMessage = self._runner.configure(message)
             self._epoch = message.epoch
+        elif isinstance(message, Bench):
+            answer = self._runner.bench(message)
         else:
             answer = self._runner.allocate(message)
         self._door.drain()  # warming up is no step's traffic

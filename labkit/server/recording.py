@@ -32,18 +32,20 @@ class RunRecorder:
         self._store: Store | None = None
         self._log: CollectiveLog | None = None
         self._steps: list[StepRecord] = []
+        self._after_step = 0
         self.run_id = ""
         self.error = ""
         """Why the last write failed; empty when all is well."""
 
-    def begin(self, run_id: str, memory: list[MemoryRecord]) -> None:
-        self.run_id, self._steps, self.error = run_id, [], ""
+    def begin(self, run_id: str, memory: list[MemoryRecord], after_step: int = 0) -> None:
+        """Steps up to `after_step` were sent before the run: their figures come later and are not its."""
+        self.run_id, self._steps, self.error, self._after_step = run_id, [], "", after_step
         self.add_memory(memory)
 
     def add_steps(self, steps: list[StepRecord]) -> None:
         if not self.run_id:
             return
-        self._steps.extend(steps)
+        self._steps.extend(step for step in steps if step.step_id > self._after_step)
         if len(self._steps) >= FLUSH_STEPS:
             self._flush_steps()
 
@@ -54,7 +56,7 @@ class RunRecorder:
 
     def add_collectives(self, rows: np.ndarray) -> None:
         """`rows`: labkit.measure.recorder.MERGED_DTYPE."""
-        run_id = self.run_id
+        run_id, rows = self.run_id, rows[rows["step_id"] > self._after_step]
         if run_id and len(rows):
             self._write(lambda store: self._append(store, run_id, rows))
 

@@ -164,7 +164,8 @@ class Service:
         return (time.monotonic_ns() - begin_ns) / 1e9
 
     def begin_run(self, ticket: Ticket) -> None:
-        self.recorder.begin(ticket.run_id, self._picture.memory(self.state_of_engine()))
+        memory = self._picture.memory(self.state_of_engine())
+        self.recorder.begin(ticket.run_id, memory, self.engine.last_step_id)
 
     async def end_run(self, ticket: Ticket) -> None:
         """Cancel what the run still has in flight, write its record, give the ranks to the next."""

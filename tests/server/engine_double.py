@@ -52,6 +52,8 @@ class Script:
 
 
 class EngineDouble:
+    last_step_id = 0
+
     def __init__(self, emit: Any) -> None:
         self.settings = EngineSettings()
         self.script = Script()

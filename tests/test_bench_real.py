@@ -1,0 +1,83 @@
+"""`labkit bench collectives` on real ranks: every operation is right, a wrong answer is caught, and a plain timed loop
+agrees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from labkit.lab.bench import BenchPlan, marks, measure, summary
+from labkit.layout import Layout, StepShape
+from labkit.measure.collectives import BOTH_PLACES, OPS
+
+pytestmark = pytest.mark.engine
+QUICK = {"num_warmup": 1, "num_rounds": 3, "num_bytes": (64, 5000)}
+
+
+def bench(layout: str, **plan) -> list[dict]:
+    return asyncio.run(measure(BenchPlan(Layout.parse(layout), **{**QUICK, **plan})))
+
+
+@pytest.mark.parametrize("fabric", ["shm", "gloo"])
+def test_every_operation_is_measured_and_right(fabric: str) -> None:
+    rows = bench("tp2", ops=OPS, fabric=fabric)
+    assert len(rows) == 2 * (len(OPS) + len(BOTH_PLACES))
+    assert all(row["wrong"] == 0 and row["time_us"] > 0 and row["n"] == 3 and row["fabric"] == fabric for row in rows)
+
+
+def test_each_group_of_an_axis_has_its_own_row() -> None:
+    rows = bench("pp2xtp2", axis="pp", ops=("ring", "all_gather", "sendrecv"), num_bytes=(4096,))
+    assert [(row["op"], row["group_ranks"]) for row in rows] == [
+        (op, ranks) for op in ("ring", "all_gather", "sendrecv") for ranks in ([0, 2], [1, 3])
+    ]
+    assert not any(row["wrong"] for row in rows)
+
+
+def test_a_wrong_answer_is_caught() -> None:
+    rows = bench("tp2", module="tests.cluster.lying_worker", num_bytes=(4096,))
+    assert [row["wrong"] for row in rows] == [1, 1]
+    unchecked = bench("tp2", module="tests.cluster.lying_worker", num_bytes=(4096,), check=False)
+    assert [row["wrong"] for row in unchecked] == [0, 0]
+
+
+def test_the_models_messages_are_marked_on_the_lines() -> None:
+    plan = BenchPlan(Layout(tp=2), num_bytes=(64, 1 << 20), num_rounds=5)
+    rows = asyncio.run(measure(plan))
+    found = marks(plan, "lab-5m", rows, {"decode": StepShape(decode_seqs=1, context_tokens=9)})
+    reduce = next(mark for mark in found if mark["op"] == "all_reduce")
+    assert reduce["count"] == 2 * 6 + 1 and reduce["step_us"] == pytest.approx(reduce["time_us"] * reduce["count"])
+    assert summary(plan, rows)["fits"][0]["op"] == "all_reduce"
+
+
+def ask(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "labkit.cli", "bench", "collectives", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_ends_with_one_json_line() -> None:
+    words = ["--ranks", "2", "--op", "all_reduce", "--max-bytes", "1KiB", "--rounds", "3", "--device", "cpu", "--json"]
+    done = ask(*words)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert {(row["op"], row["bytes"]) for row in found["rows"]} == {("all_reduce", size) for size in (64, 256, 1024)}
+    assert found["wrong"] == 0 and found["fits"] and found["marks"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--op", "reduce"], "'reduce' is no collective that is measured here"),
+        (["--layout", "tp2", "--axis", "pp"], "TP2 has no group of two ranks or more on the axis 'pp'"),
+        (["--ranks", "1"], "split it over more ranks"),
+        (["--rounds", "0"], "measure 1 round or more"),
+        (["--min-bytes", "2"], "the smallest must be at least 4"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(words: list[str], sentence: str) -> None:
+    done = ask(*words)
+    assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
