@@ -65,7 +65,8 @@ class BenchPlan:
             )
         if self.num_rounds < 1 or self.num_warmup < 0:
             raise ValueError(
-                f"{self.num_rounds} rounds after {self.num_warmup} of warm-up: measure 1 round or more, after 0 or more."
+                f"{self.num_rounds} rounds after {self.num_warmup} of warm-up: measure 1 round or more, "
+                f"after 0 or more."
             )
 
     @property
