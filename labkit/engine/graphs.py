@@ -39,11 +39,13 @@ def width_of(count: int) -> int:
 class _Bucket:
     """Static inputs of one (sequences, table width), and on CUDA the graph that reads them."""
 
-    def __init__(self, num_seqs: int, width: int, shape: Shape, hidden_size: int | None) -> None:
+    def __init__(
+        self, num_seqs: int, width: int, shape: Shape, hidden_size: int | None, num_sharers: int
+    ) -> None:
         self.num_seqs, self.width, self.shape = num_seqs, width, shape
         self.hidden: Tensor | None = None
         if hidden_size is not None:
-            self.hidden = torch.zeros(num_seqs, hidden_size, dtype=shape.dtype, device=shape.device)
+            self.hidden = torch.zeros(-(-num_seqs // num_sharers), hidden_size, dtype=shape.dtype, device=shape.device)
         sizes = (num_seqs, num_seqs, num_seqs, num_seqs * width)
         tensors = (torch.zeros(size, dtype=torch.int64, device=shape.device) for size in sizes)
         self.token_ids, self.positions, self.slots, self.blocks = tensors
@@ -80,10 +82,13 @@ class DecodeGraphs:
     """Runs decode-only steps through padded buckets; `forward` is the decoder's, over one batch.
 
     hidden_size: of a pipeline stage that begins with hidden states instead of token ids; None on the first.
+    num_sharers: ranks over which the rows between stages are shared out (tp with `+sp`, else 1).
     """
 
-    def __init__(self, forward: Forward, shape: Shape, max_num_seqs: int, hidden_size: int | None = None) -> None:
-        self.hidden_size = hidden_size
+    def __init__(
+        self, forward: Forward, shape: Shape, max_num_seqs: int, hidden_size: int | None = None, num_sharers: int = 1
+    ) -> None:
+        self.hidden_size, self.num_sharers = hidden_size, num_sharers
         self.forward, self.shape, self.max_num_seqs = forward, shape, max_num_seqs
         self.captures = shape.device.type == "cuda"
         self._buckets: dict[tuple[int, int], _Bucket] = {}
@@ -96,6 +101,10 @@ class DecodeGraphs:
         in_order = [spec.index for spec in step.sample] == list(range(num_seqs))
         return step.num_prefill_seqs == 0 and num_seqs > 0 and in_order
 
+    def num_rows(self, num_seqs: int) -> int:
+        """Of a step of so many sequences, the rows between stages: without padding, unless it is shared out too."""
+        return num_seqs if self.num_sharers == 1 else bucket_of(num_seqs, self.max_num_seqs)
+
     def run(self, step: Step, hidden: Tensor | None = None) -> Tensor | None:
         """Logits [num_seqs, vocab_size] on the group's first rank, None elsewhere; hidden states before the last
         stage.
@@ -105,12 +114,13 @@ class DecodeGraphs:
         bucket = self._bucket(bucket_of(num_seqs, self.max_num_seqs), width_of(int(rows.table_lens.max())))
         bucket.load(rows, hidden)
         out = self._replay(bucket) if self.captures else self.forward(bucket.batch(), bucket.hidden)
-        return None if out is None else out[:num_seqs]
+        # a share of the rows is fewer than the bucket (or both are one row), and goes on with its padding
+        return out if out is None or len(out) < bucket.num_seqs else out[:num_seqs]
 
     def _bucket(self, num_seqs: int, width: int) -> _Bucket:
         key = (num_seqs, width)
         bucket = self._buckets.pop(key, None) or _Bucket(
-            num_seqs, width, self.shape, self.hidden_size
+            num_seqs, width, self.shape, self.hidden_size, self.num_sharers
         )
         if len(self._buckets) >= MAX_GRAPHS:
             del self._buckets[next(iter(self._buckets))]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from labkit.engine.handoff import Handoff
 from labkit.engine.replica import Flight
 from labkit.layout import Layout, query_loads
-from labkit.measure.crossings import tally
+from labkit.measure.crossing_meter import tally
 from labkit.measure.experts import ExpertStep, waits_for_busiest
 from labkit.measure.recorder import MergedStep
 from labkit.measure.records import MemoryRecord, ServerTimes, StepRecord

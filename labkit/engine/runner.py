@@ -167,7 +167,9 @@ class Runner:
         # those whose keys lie on several ranks)
         if model.message.graphs and not ragged and layout.dcp == 1:
             width = None if model.boundary.is_first else spec.hidden_size
-            model.graphs = DecodeGraphs(self._forward, model.shape, model.message.max_num_seqs, width)
+            model.graphs = DecodeGraphs(
+                self._forward, model.shape, model.message.max_num_seqs, width, layout.tp if layout.sp else 1
+            )
 
     def _make_mover(self, model: _Model) -> None:
         message = model.message
@@ -237,17 +239,21 @@ class Runner:
         if not message.query_lens:
             return model.decoder.take_part(phase_code(0, 0))
         if model.graphs is not None and model.graphs.takes(message):
-            return self._in_line(model, message, len(message.query_lens) // 4, partial(model.graphs.run, message))
+            num_rows = model.graphs.num_rows(len(message.query_lens) // 4)
+            return self._in_line(model, message, num_rows, partial(model.graphs.run, message))
         batch = build(message, model.shape)
         return self._in_line(model, message, len(batch.token_ids), partial(self._forward, batch))
 
     def _in_line(
-        self, model: _Model, message: Step, num_tokens: int, stage: Callable[[Tensor | None], Tensor | None]
+        self, model: _Model, message: Step, num_rows: int, stage: Callable[[Tensor | None], Tensor | None]
     ) -> Tensor | None:
-        """This stage between its neighbours: logits on the last one, None where they went on as hidden states."""
+        """This stage between its neighbours: logits on the last one, None where they went on as hidden states.
+
+        With `+sp` a rank hands over the rows that it holds.
+        """
         num_seqs, boundary = len(message.query_lens) // 4, model.boundary
         model.decoder.door.tag(phase=phase_code(message.num_prefill_seqs, num_seqs - message.num_prefill_seqs))
-        out = stage(boundary.receive(num_tokens))
+        out = stage(boundary.receive(model.decoder.stream.held(num_rows)))
         if boundary.is_last:
             return out
         assert out is not None
@@ -267,7 +273,7 @@ class Runner:
 
     @property
     def delay(self) -> tuple[float, int]:
-        """(seconds, layer) that this rank waits before each all-reduce of that layer (-1: of every layer)."""
+        """(seconds, layer) that this rank waits before each sum over ranks of that layer (-1: of every layer)."""
         return self._delay
 
     @delay.setter

@@ -20,7 +20,7 @@ from labkit.lab.watching import Watch
 from labkit.load.driver import DriverProcess
 from labkit.load.workload import load_workload
 from labkit.measure.breakdown import handoff_figures
-from labkit.measure.crossings import CrossingMeter, Crossings
+from labkit.measure.crossing_meter import CrossingMeter, Crossings
 from labkit.measure.experts import ExpertMeter
 from labkit.measure.gantt import StageGantt
 from labkit.measure.metrics import Objective, Window

@@ -64,7 +64,7 @@ def build_summary(
     quality = verdicts(records, window, _circumstances(plan, where, report, stopped_early))
     figures["goodput"]["trusted"] = trusted(quality)
     layout = read_layout(where.layout) if where.layout else None
-    environment = where.environment
+    environment, busy = where.environment, _busy(plan, records, window)
     return {
         "run_id": run_id,
         "layout": where.layout,
@@ -73,8 +73,8 @@ def build_summary(
         "num_ranks": layout.world_size if layout else None,
         **figures,
         **summarize_ttft(counted(records, window)),
-        "step_share": step_share(steps, window, range(layout.world_size) if layout else None),
-        "pipeline": _pipeline(steps, window, layout) if layout else None,
+        "step_share": step_share(steps, busy, range(layout.world_size) if layout else None),
+        "pipeline": _pipeline(steps, busy, layout) if layout else None,
         "handoff": handoff_figures(counted(records, window)),
         "memory_bytes": _memory(where.memory, layout),
         "quality": quality,
@@ -83,6 +83,14 @@ def build_summary(
         "switch": where.switch,
         "environment": msgspec.to_builtins(environment) if environment else None,
     }
+
+
+def _busy(plan: RunPlan, records: Sequence[RequestRecord], window: Window) -> Window:
+    """When the ranks were under the load: a closed loop keeps them there until its last answer has come."""
+    if not plan.concurrency:
+        return window
+    ends = [record.end_ns for record in counted(records, window) if record.status == "completed"]
+    return Window(window.start_ns, max([window.end_ns, *ends]))
 
 
 def _pipeline(steps: Sequence[StepRecord], window: Window, layout: AnyLayout) -> Summary | None:

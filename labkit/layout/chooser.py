@@ -16,7 +16,7 @@ from typing import Any
 from labkit.layout.choices import legal_layouts, simplicity
 from labkit.layout.grammar import AXES, OPTIONS, LayoutError, format_fields
 from labkit.layout.grid import GRID_AXES, Layout
-from labkit.layout.legality import ENGINE_OPTIONS, is_legal, reasons_against
+from labkit.layout.legality import is_legal, reasons_against
 from labkit.model.shapes import ModelSpec
 
 CARRIED_BY = {"sp": "tp", "ring": "pcp"}
@@ -51,10 +51,8 @@ def choice_table(spec: ModelSpec, num_ranks: int, *, engine: bool = True) -> dic
 
 
 def _refined(plain: list[Layout], spec: ModelSpec, num_ranks: int, engine: bool) -> Iterator[Layout]:
-    """The legal layouts with one option each that the engine runs; split is set by numbers, not by a toggle."""
+    """The legal layouts with one option each; split is set by numbers, not by a toggle."""
     for option, axis in CARRIED_BY.items():
-        if engine and option not in ENGINE_OPTIONS:
-            continue
         for layout in plain:
             if getattr(layout, axis) > 1:
                 refined: Layout = replace(layout, **{option: True})  # type: ignore[arg-type]

@@ -3,7 +3,8 @@ arithmetic.
 
 `check_layout` is what everything asks: the shell, the engine, the planner and the page that greys a choice. A
 refusal carries sentences and the nearest legal layouts. What the model forbids and what this version of the
-engine does not run yet are kept apart, because only the first is a law of nature.
+engine does not run yet are kept apart, because only the first is a law of nature. Every axis and option is run, so
+what is left of the second are kinds of models.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from labkit.layout.grammar import AXES, OPTIONS, LayoutError
+from labkit.layout.grammar import LayoutError
 from labkit.layout.grid import GRID_AXES, Layout, dcp_allowed, dcp_degrees
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import Tensor, cut_items, expert_tensors, layer_common_tensors
@@ -20,7 +21,6 @@ from labkit.model.tensors import Tensor, cut_items, expert_tensors, layer_common
 ENGINE_AXES: tuple[str, ...] = ("dp", "pp", "pcp", "tp", "dcp", "ep")
 """The axes that the engine of this version runs; the arithmetic knows all of them."""
 SUPPORTED_AXES = ENGINE_AXES
-ENGINE_OPTIONS: tuple[str, ...] = ("ring", "split")
 ENGINE_FAMILIES: tuple[str, ...] = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
 ENGINE_ROPE_SCALINGS: tuple[str, ...] = ("llama3",)
 
@@ -61,7 +61,7 @@ def check_layout(
     """Ask whether `spec` (and, when given, `num_ranks` ranks; with `engine`, this engine) allows `layout`."""
     from labkit.layout.choices import neighbours
 
-    model, mine = _model_reasons(layout, spec, num_ranks), _engine_reasons(layout, spec) if engine else ()
+    model, mine = _model_reasons(layout, spec, num_ranks), tuple(_engine_reasons(spec)) if engine else ()
     if not model and not mine:
         return Legality(layout)
     return Legality(layout, model, mine, neighbours(layout, spec, num_ranks, engine=engine))
@@ -71,12 +71,12 @@ def reasons_against(
     layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False
 ) -> tuple[str, ...]:
     """The reasons alone, without looking for neighbours; () when the layout is allowed."""
-    return _model_reasons(layout, spec, num_ranks) + (_engine_reasons(layout, spec) if engine else ())
+    return _model_reasons(layout, spec, num_ranks) + (tuple(_engine_reasons(spec)) if engine else ())
 
 
 def is_legal(layout: Layout, spec: ModelSpec, num_ranks: int | None = None, *, engine: bool = False) -> bool:
     """`check_layout` without looking for neighbours: for walks over many layouts."""
-    return not _model_reasons(layout, spec, num_ranks) and not (engine and _engine_reasons(layout, spec))
+    return not _model_reasons(layout, spec, num_ranks) and not (engine and any(_engine_reasons(spec)))
 
 
 def require_legal(
@@ -231,21 +231,7 @@ def _pp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
 # ---- this engine's limits
 
 
-def _engine_reasons(layout: Layout, spec: ModelSpec) -> tuple[str, ...]:
-    return (*_engine_layout_reasons(layout), *_engine_model_reasons(spec))
-
-
-def _engine_layout_reasons(layout: Layout) -> Iterator[str]:
-    axes = [axis for axis in AXES if axis not in ENGINE_AXES and getattr(layout, axis) > 1]
-    options = [name for name in OPTIONS if name not in ENGINE_OPTIONS and getattr(layout, name)]
-    if axes or options:
-        yield (
-            f"The engine of this version runs {' and '.join(ENGINE_AXES)}; {', '.join(axes + options)} "
-            f"can be planned, not run."
-        )
-
-
-def _engine_model_reasons(spec: ModelSpec) -> Iterator[str]:
+def _engine_reasons(spec: ModelSpec) -> Iterator[str]:
     if spec.family not in ENGINE_FAMILIES:
         yield (
             f"The engine of this version runs {', '.join(ENGINE_FAMILIES)}; {spec.family} ({spec.name}) "

@@ -84,20 +84,21 @@ def num_moe_layers(spec: ModelSpec) -> int:
 
 
 def _tp(layout: Layout, spec: ModelSpec, step: StepShape, dtype_bytes: int) -> Iterator[Crossing]:
-    size = rank_tokens(layout, step) * spec.hidden_size * dtype_bytes
+    tokens, row = rank_tokens(layout, step), spec.hidden_size * dtype_bytes
+    size = tokens * row
     # a combine of experts leaves each rank with its own tokens: there the sum becomes a gather
     gathered = num_moe_layers(spec) if layout.ep > 1 else 0
     shared = gathered if spec.moe and spec.moe.shared_intermediate_size else 0
     sums = 2 * spec.num_layers - gathered + shared
     if layout.sp:
-        yield Crossing("reduce_scatter", sums + 1, size, "partial sums of attention, MLP and embedding")
-        share = -(-size // layout.tp)
+        share = -(-tokens // layout.tp) * row
+        yield Crossing("reduce_scatter", sums + 1, share * layout.tp, "partial sums of attention, MLP and embedding")
         yield Crossing("all_gather", sums + 1, share, "hidden states before attention, MLP and head")
     else:
         yield Crossing("all_reduce", sums, size, "partial sums of attention and MLP")
         yield Crossing("all_reduce", 1, size, "embedding rows from whoever has them")
         if gathered:
-            own = -(-size // layout.tp)
+            own = -(-tokens // layout.tp) * row
             yield Crossing("all_gather", gathered, own, "expert outputs of the rank's tokens")
     logits = step.num_logits * (padded_vocab(spec, layout.tp) // layout.tp) * dtype_bytes
     yield Crossing("gather", 1, logits, "logits to the sampling rank")
@@ -117,10 +118,10 @@ def _pcp(layout: Layout, spec: ModelSpec, step: StepShape, dtype_bytes: int) -> 
 
 
 def _pp(layout: Layout, spec: ModelSpec, step: StepShape, dtype_bytes: int) -> Iterator[Crossing]:
-    size = rank_tokens(layout, step) * spec.hidden_size * dtype_bytes
+    tokens = rank_tokens(layout, step)
     if layout.sp:
-        size = -(-size // layout.tp)
-    yield Crossing("isend", layout.pp - 1, size, "hidden states to the next stage")
+        tokens = -(-tokens // layout.tp)
+    yield Crossing("isend", layout.pp - 1, tokens * spec.hidden_size * dtype_bytes, "hidden states to the next stage")
 
 
 def _dcp(layout: Layout, spec: ModelSpec, step: StepShape, dtype_bytes: int) -> Iterator[Crossing]:

@@ -1,99 +1,86 @@
-"""What crosses between ranks, by axis, operation and phase: how often one rank hands something over, and how much.
+"""What crossed between ranks, by axis and phase: how often, how many bytes each time, for how many tokens.
 
-The engine adds up a tenth of a second's rows (`tally`), a page the last seconds of those (`CrossingMeter`). Counted
-is what a rank hands over: a collective once on each of its ranks, a message on the rank that sends it.
+A crossing is one operation of one group, counted once and not once a rank; a message from one rank to one other counts
+where it was sent. Its bytes are what a rank gives to it, on average over the ranks that took part. So times × bytes is
+what one rank of a group hands over, and the same bytes as few large crossings or as many small ones can be told apart.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
+from labkit.measure.breakdown import phase_of
+from labkit.measure.recorder import AXES, PHASES
+from labkit.measure.records import StepRecord
 
-from labkit.measure.recorder import AXES, OP_CODES, OPS, PHASES
+if TYPE_CHECKING:
+    import pandas as pd
 
-_NOT_HANDED_OVER = (OP_CODES["recv"], OP_CODES["barrier"])
+PER = ("token", "second")
 
 
-class Crossings(msgspec.Struct, gc=False):
-    """Of one axis, operation and phase, in some stretch of time."""
+@dataclass(frozen=True)
+class Crossings:
+    """Of one axis in one phase of a run. `num_tokens` and `seconds` are those of the phase, whatever the axis."""
 
     axis: str
-    op: str
     phase: str
     num: int
-    """Handed over, all ranks together."""
-    bytes: int
-    ranks: list[int]
-    """Who handed over."""
+    num_bytes: float
+    """Over all crossings, of one rank of each."""
+    num_tokens: int
+    """Prompt tokens computed and tokens decoded by the phase's steps."""
+    seconds: float
+    """In which a step of the phase was under way."""
+
+    @property
+    def bytes_each(self) -> float:
+        return self.num_bytes / self.num
+
+    def num_per(self, per: str) -> float:
+        """Crossings per token or per second. Raises ValueError for another unit."""
+        if per not in PER:
+            raise ValueError(f"Crossings are counted per {' or per '.join(PER)}, not per {per!r}.")
+        return self.num / (self.num_tokens if per == "token" else self.seconds)
 
 
-def tally(rows: NDArray[np.void]) -> list[Crossings]:
-    """rows: MERGED_DTYPE. A row of no bytes (a later wait for a send, a barrier) hands over nothing."""
-    mine = rows[(rows["bytes"] > 0) & ~np.isin(rows["op"], _NOT_HANDED_OVER)]
-    if not len(mine):
-        return []
-    keys = (mine["axis"].astype(np.int32) * len(OPS) + mine["op"]) * len(PHASES) + mine["phase"]
-    kinds, kind_of, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    sums = np.bincount(kind_of, mine["bytes"])
-    found = []
-    for i, key in enumerate(kinds.tolist()):
-        rest, phase = divmod(key, len(PHASES))
-        axis, op = divmod(rest, len(OPS))
-        ranks = np.unique(mine["rank"][kind_of == i]).tolist()
-        found.append(Crossings(AXES[axis], OPS[op], PHASES[phase], int(counts[i]), int(sums[i]), ranks))
-    return found
+def crossings(rows: pd.DataFrame, steps: Sequence[StepRecord]) -> list[Crossings]:
+    """By axis and phase, in printed order. `rows`: one per collective and rank, as `Run.collectives` has them."""
+    of_phase = {phase: [step for step in steps if phase_of(step) == phase] for phase in PHASES}
+    found = {key: part for key, part in _real(rows).groupby(["axis", "phase"], observed=True)}
+    return [
+        _summed(axis, phase, found[axis, phase], of_phase[phase])
+        for axis in AXES
+        for phase in PHASES
+        if (axis, phase) in found and of_phase[phase]
+    ]
 
 
-class CrossingMeter:
-    """The last `seconds`, in buckets of a tenth of a second."""
-
-    _BUCKET_NS = 100_000_000
-
-    def __init__(self, seconds: float = 5.0) -> None:
-        self.seconds = seconds
-        self._buckets: dict[int, list[Crossings]] = defaultdict(list)
-        self._since_ns = 0
-
-    def reset(self, now_ns: int) -> None:
-        """Another layout: what crossed under the one before is not its."""
-        self._buckets.clear()
-        self._since_ns = now_ns
-
-    def add(self, crossings: Iterable[Crossings], at_ns: int, begun_ns: int) -> None:
-        """begun_ns: when the first of their steps began; those of the layout before are told a moment after its end."""
-        if begun_ns >= self._since_ns:
-            self._buckets[at_ns // self._BUCKET_NS].extend(crossings)
-
-    def snapshot(self, now_ns: int) -> list[dict[str, Any]]:
-        """By axis and phase: `per_s` (of one rank), `bytes` (mean of one), and the same of each operation in `ops`."""
-        oldest = (now_ns - round(self.seconds * 1e9)) // self._BUCKET_NS + 1
-        for old in [bucket for bucket in self._buckets if bucket < oldest]:
-            del self._buckets[old]
-        span_s = max(1, now_ns - max(self._since_ns, oldest * self._BUCKET_NS)) / 1e9
-        kinds: dict[tuple[str, str], dict[str, list[Crossings]]] = defaultdict(lambda: defaultdict(list))
-        for bucket in self._buckets.values():
-            for crossing in bucket:
-                kinds[crossing.axis, crossing.phase][crossing.op].append(crossing)
-        ordered = sorted(kinds.items(), key=_place)
-        return [{"axis": axis, "phase": phase, **_whole(ops, span_s)} for (axis, phase), ops in ordered]
+def _real(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the receiving ends, the waits for a send (0 bytes) and barriers, which carry nothing."""
+    waits = (rows["op"] == "send") & (rows["bytes"] == 0)
+    return rows[~waits & ~rows["op"].isin(["recv", "barrier"])]
 
 
-def _place(entry: tuple[tuple[str, str], Any]) -> tuple[int, int]:
-    (axis, phase), _ = entry
-    return AXES.index(axis), PHASES.index(phase)
+def _summed(axis: str, phase: str, rows: pd.DataFrame, steps: Sequence[StepRecord]) -> Crossings:
+    sends = rows[rows["op"] == "send"]
+    shared = rows[rows["op"] != "send"].groupby(["epoch", "group_id", "seq"], observed=True)["bytes"].mean()
+    return Crossings(
+        axis,
+        phase,
+        num=len(sends) + len(shared),
+        num_bytes=float(sends["bytes"].sum() + shared.sum()),
+        num_tokens=sum(step.prefill_tokens + step.num_decode_seqs for step in steps),
+        seconds=_under_way_s((step.start_ns, step.end_ns) for step in steps),
+    )
 
 
-def _whole(ops: dict[str, list[Crossings]], span_s: float) -> dict[str, Any]:
-    together = _rate([crossing for each in ops.values() for crossing in each], span_s)
-    return together | {"ops": [{"op": op, **_rate(each, span_s)} for op, each in ops.items()]}
-
-
-def _rate(crossings: list[Crossings], span_s: float) -> dict[str, float]:
-    num = sum(crossing.num for crossing in crossings)
-    ranks = {rank for crossing in crossings for rank in crossing.ranks}
-    return {"per_s": num / len(ranks) / span_s, "bytes": sum(crossing.bytes for crossing in crossings) / num}
+def _under_way_s(spans: Iterable[tuple[int, int]]) -> float:
+    """Length of the union of some spans, for replicas and stages work at the same time."""
+    total, until = 0, 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, until))
+        until = max(until, end)
+    return total / 1e9

@@ -2,9 +2,9 @@
 it was built. A pipeline stage is a stretch of it: the first begins with token ids, the last ends with logits.
 
 Llama 3, Qwen2.5, Qwen3 and Mistral differ in what they carry (biases, per-head norms, scaling of positions),
-not in how they run, so one class reads them all: what a checkpoint has is used. The stream between layers is
-whole on every rank of a tensor-parallel group; heads, the MLP's inner columns and the vocabulary are shared
-out.
+not in how they run, so one class reads them all: what a checkpoint has is used. Heads, the MLP's inner columns
+and the vocabulary are shared out over a tensor-parallel group; the stream between layers is whole on every rank of
+it, or with `+sp` shared out by rows (`labkit.parallel.sequence`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from labkit.model.moe import ExpertParallel, MoeMlp
 from labkit.model.norm import RmsNorm
 from labkit.model.rope import pair_rows, rotate_
 from labkit.model.spec import ModelSpec
+from labkit.parallel.sequence import ResidualStream
 
 if TYPE_CHECKING:
     from labkit.parallel.comm import Group
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 class Attention:
     """Projections of this rank's heads; queries, keys and values come out of one product."""
 
-    def __init__(self, layer: int, spec: ModelSpec, weights: Weights, group: Group, heads: tuple[int, int]) -> None:
+    def __init__(
+        self, layer: int, spec: ModelSpec, weights: Weights, stream: ResidualStream, heads: tuple[int, int]
+    ) -> None:
         prefix = f"model.layers.{layer}.self_attn"
+        self.stream = stream
         self.window = spec.window(layer)
         self.num_query_heads, self.num_kv_heads = heads
         self.head_dim = spec.head_dim
@@ -45,7 +49,7 @@ class Attention:
             joined([self._paired(weights.get(f"{name}.bias"), name) for name in names]),
         )
         out = f"{prefix}.o_proj"
-        self.output = RowParallel(weights[f"{out}.weight"], weights.get(f"{out}.bias"), group)
+        self.output = RowParallel(weights[f"{out}.weight"], weights.get(f"{out}.bias"), stream)
         self.head_norms = self._head_norms(prefix, spec, weights)
 
     def _paired(self, rows: Tensor | None, name: str) -> Tensor | None:
@@ -59,7 +63,7 @@ class Attention:
         return RmsNorm(q, spec.norm_eps), RmsNorm(k, spec.norm_eps)
 
     def __call__(self, x: Tensor, residual: Tensor, slot: int, cache: KVCache, batch: Batch, turns: Tensor) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        heads = self.qkv(self.stream.whole(x)).unflatten(-1, (-1, self.head_dim))
         num_rotated = self.num_query_heads + self.num_kv_heads
         if self.head_norms is not None:
             self._norm_heads(heads)
@@ -84,17 +88,18 @@ class Attention:
 class Mlp:
     """down(silu(gate x) · up x); gate and up are each cut, then joined, so a rank holds its share of both."""
 
-    def __init__(self, prefix: str, weights: Weights, group: Group) -> None:
+    def __init__(self, prefix: str, weights: Weights, stream: ResidualStream) -> None:
+        self.stream = stream
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         self.gate_up = Linear(
             _whole(joined([weights.get(f"{name}.weight") for name in names])),
             joined([weights.get(f"{name}.bias") for name in names]),
         )
-        self.down = RowParallel(weights[f"{prefix}.down_proj.weight"], weights.get(f"{prefix}.down_proj.bias"), group)
+        self.down = RowParallel(weights[f"{prefix}.down_proj.weight"], weights.get(f"{prefix}.down_proj.bias"), stream)
         self.width = self.gate_up.out_features // 2
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        both = self.gate_up(x)
+        both = self.gate_up(self.stream.whole(x))
         return self.down.plus(F.silu(both[:, : self.width]) * both[:, self.width :], residual)
 
     def bytes_by_part(self) -> dict[str, int]:
@@ -103,20 +108,20 @@ class Mlp:
 
 class Layer:
     def __init__(
-        self, index: int, spec: ModelSpec, weights: Weights, group: Group, heads: tuple[int, int],
+        self, index: int, spec: ModelSpec, weights: Weights, stream: ResidualStream, heads: tuple[int, int],
         moe: ExpertParallel | None = None,
     ) -> None:  # fmt: skip
         prefix = f"model.layers.{index}"
         self.index = index
         self.before_attention = RmsNorm(weights[f"{prefix}.input_layernorm.weight"], spec.norm_eps)
-        self.attention = Attention(index, spec, weights, group, heads)
+        self.attention = Attention(index, spec, weights, stream, heads)
         self.before_mlp = RmsNorm(weights[f"{prefix}.post_attention_layernorm.weight"], spec.norm_eps)
         self.mlp: Mlp | MoeMlp
         if spec.is_moe_layer(index):
             assert moe is not None
-            self.mlp = MoeMlp(index, spec, weights, group, moe)
+            self.mlp = MoeMlp(index, spec, weights, stream, moe)
         else:
-            self.mlp = Mlp(f"{prefix}.mlp", weights, group)
+            self.mlp = Mlp(f"{prefix}.mlp", weights, stream)
 
 
 class Embedding:
@@ -124,17 +129,17 @@ class Embedding:
     them in.
     """
 
-    def __init__(self, rows: Tensor, first_row: int, group: Group) -> None:
-        self.rows, self.first_row, self.group = rows, first_row, group
+    def __init__(self, rows: Tensor, first_row: int, stream: ResidualStream) -> None:
+        self.rows, self.first_row, self.stream = rows, first_row, stream
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """[tokens] → [tokens, hidden_size]."""
-        if self.group.size == 1:
+        """[tokens] → [tokens that the stream holds, hidden_size]."""
+        if self.stream.group.size == 1:
             return F.embedding(token_ids, self.rows)
         local = token_ids - self.first_row
         elsewhere = (local < 0) | (local >= len(self.rows))
         found = F.embedding(local.masked_fill_(elsewhere, 0), self.rows)
-        return self.group.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
+        return self.stream.summed(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
 
 class Head:
@@ -165,15 +170,16 @@ class Decoder:
         self, spec: ModelSpec, layout: Layout, rank: int, weights: Weights, group: Group,
         moe: ExpertParallel | None = None,
     ) -> None:  # fmt: skip
-        self.spec, self.group, self.door = spec, group, group.door
+        self.spec, self.door = spec, group.door
+        self.stream = ResidualStream(group, layout.sp)
         self.counts_decodes = layout.coords(rank).pcp == 0
         heads = len(query_heads(layout, spec, rank)), len(kv_heads(layout, spec, rank))
         self.num_kv_heads = heads[1]
         rows = weights.get("model.embed_tokens.weight")
         self.embedding: Embedding | None = None
         if is_first_stage(layout, rank):
-            self.embedding = Embedding(_whole(rows), vocab_rows(layout, spec, rank).start, group)
-        self.layers = [Layer(i, spec, weights, group, heads, moe) for i in layers(layout, spec, rank)]
+            self.embedding = Embedding(_whole(rows), vocab_rows(layout, spec, rank).start, self.stream)
+        self.layers = [Layer(i, spec, weights, self.stream, heads, moe) for i in layers(layout, spec, rank)]
         self.norm: RmsNorm | None = None
         self.head: Head | None = None
         if is_last_stage(layout, rank):
@@ -184,12 +190,14 @@ class Decoder:
     def forward(self, batch: Batch, cache: KVCache, turns: Tensor, hidden: Tensor | None = None) -> Tensor | None:
         """Logits [logit_rows, vocab_size] in the weights' dtype on the group's first rank; None elsewhere.
 
-        A stage before the last gives the hidden states [tokens, hidden_size] for the next one instead.
+        A stage before the last gives the hidden states [tokens that the stream holds, hidden_size] for the next one
+        instead.
 
         turns: complex64 [positions, head_dim / 2], a `rotation_table` longer than any position of the batch.
         hidden: what the stage before gave; None on the first.
         """
         self._tag(batch)
+        self.stream.begin(len(batch.token_ids))
         turns = turns.index_select(0, batch.positions).unsqueeze(1)
         x = self.begin(batch, hidden)
         for slot in range(len(self.layers)):
@@ -214,9 +222,11 @@ class Decoder:
 
     def end(self, x: Tensor, batch: Batch) -> Tensor | None:
         assert self.norm is not None and self.head is not None
-        if batch.logit_rows is not None:
-            x = x.index_select(0, batch.logit_rows)
-        return self.head(self.norm(x)) if len(x) else self.head.nothing(x)
+        rows = batch.logit_rows
+        if rows is not None and not len(rows):
+            return self.head.nothing(x)
+        x = self.stream.whole(x)
+        return self.head(self.norm(x if rows is None else x.index_select(0, rows)))
 
     def take_part(self, phase: int) -> Tensor | None:
         """In a step of other replicas, whose experts these ranks share: no tokens, every exchange."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from labkit.parallel.comm import Group
+    from labkit.parallel.sequence import ResidualStream
 
 PACKED_ROWS = 64
 """Batch that oneDNN is told to lay the weight out for: good from 1 row to hundreds."""
@@ -93,23 +93,25 @@ class Linear:
 
 
 class RowParallel:
-    """This rank's columns of W and its share of x; the shares are summed over `group`, then the bias is added
-    once.
+    """This rank's columns of W and its share of x; the shares are summed over the stream's group, then the bias is
+    added once.
     """
 
-    __slots__ = ("bias", "group", "linear")
+    __slots__ = ("bias", "linear", "stream")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, group: Group, pack: bool = True) -> None:
-        self.group = group
-        whole = group.size == 1
+    def __init__(self, weight: Tensor, bias: Tensor | None, stream: ResidualStream, pack: bool = True) -> None:
+        self.stream = stream
+        whole = stream.group.size == 1
         self.linear = Linear(weight, bias if whole else None, pack)
         self.bias = None if whole else bias
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Σ over ranks of x Wᵀ, + b + residual; x [tokens, in_features of this rank]."""
-        if self.group.size == 1:
+        """Σ over ranks of x Wᵀ, + b + residual, of the rows that the stream holds; x [tokens, in_features of this
+        rank].
+        """
+        if self.stream.group.size == 1:
             return self.linear.plus(x, residual)
-        total = self.group.all_reduce(self.linear(x))
+        total = self.stream.summed(self.linear(x))
         if self.bias is not None:
             total = total + self.bias
         return total.add_(residual)

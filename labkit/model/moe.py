@@ -24,8 +24,8 @@ from labkit.model.spec import ModelSpec
 from labkit.model.tensors import expert_tensors
 
 if TYPE_CHECKING:
-    from labkit.parallel.comm import Group
     from labkit.parallel.expert import Exchange, ExpertMeter
+    from labkit.parallel.sequence import ResidualStream
 
 
 class Router:
@@ -107,11 +107,13 @@ class ExpertParallel:
 class MoeMlp:
     """A layer's router, its experts on this rank, and the shared expert where the family has one."""
 
-    def __init__(self, layer: int, spec: ModelSpec, weights: Weights, group: Group, parallel: ExpertParallel) -> None:
+    def __init__(
+        self, layer: int, spec: ModelSpec, weights: Weights, stream: ResidualStream, parallel: ExpertParallel
+    ) -> None:
         assert spec.moe is not None
         moe, mixtral = spec.moe, spec.family == "mixtral"
         prefix = f"model.layers.{layer}.{'block_sparse_moe' if mixtral else 'mlp'}"
-        self.layer, self.num_experts, self.top_k, self.group = layer, moe.num_experts, moe.top_k, group
+        self.layer, self.num_experts, self.top_k, self.stream = layer, moe.num_experts, moe.top_k, stream
         self.router = Router(weights[f"{prefix}.gate.weight"], moe.top_k, moe.norm_top_k)
         owned, self.exchange = parallel.owned[layer], parallel.exchanges.get(layer)
         self.mine = torch.tensor(owned, device=weights.device) if self.exchange is not None else None
@@ -120,32 +122,24 @@ class MoeMlp:
         self.capacity, self.meter = parallel.capacity, parallel.meter
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        """x [T, H] (normed) → residual + the experts' sum, whole on every rank of the tp group."""
+        """x [T, H] (normed) → residual + the experts' sum; both as the stream holds them."""
+        stream = self.stream
         if self.exchange is None:
+            x = stream.whole(x)
             total = self._routed(x)
             if self.shared is not None:
                 total = total + self.shared(x)
-            return self.group.all_reduce(total).add_(residual)
-        total = self._share_and_gather(x)
+            return stream.summed(total).add_(residual)
+        # the tp ranks have the same tokens, or a share of them each: each sends a share through the experts
+        total = stream.rejoined(self._routed(stream.share(x), stream.first_of_share))
         if self.shared is not None:
-            total = total + self.group.all_reduce(self.shared(x))
+            total = total + stream.summed(self.shared(stream.whole(x)))
         return total + residual
 
     def take_part(self, x: Tensor) -> None:
         """In the exchanges of other ranks' tokens, with none of its own: x [0, H]."""
         if self.exchange is not None:
             self._routed(x)
-
-    def _share_and_gather(self, x: Tensor) -> Tensor:
-        """The tp ranks hold the same tokens: each sends a share of them through the experts."""
-        group = self.group
-        if group.size == 1:
-            return self._routed(x)
-        each = -(-len(x) // group.size)
-        mine = x[group.rank * each : (group.rank + 1) * each]
-        out = self._routed(mine, group.rank * each)
-        padded = F.pad(out, (0, 0, 0, each - len(out)))
-        return group.all_gather(padded)[: len(x)]
 
     def _routed(self, x: Tensor, first: int = 0) -> Tensor:
         """[T, H] → Σ over a token's experts of weight · expert(token); with tp-cut experts this rank's part.
@@ -182,7 +176,7 @@ class MoeMlp:
             return self.experts(given, mine)
         began = self.meter.now()
         out = self.experts(given, mine)
-        told = rows if self.exchange is not None or self.group.rank == 0 else None  # tp ranks route alike
+        told = rows if self.exchange is not None or self.stream.group.rank == 0 else None  # tp ranks route alike
         self.meter.note(self.layer, told, len(given), sent_bytes, began)
         return out
 

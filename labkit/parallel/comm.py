@@ -52,7 +52,7 @@ class Door:
         """Layer now computed; -1 outside the layers."""
         self.phase = MIXED
         self.delay_s = 0.0
-        """A drill: this rank comes so much later to each all-reduce of `delay_layer` (-1: of every layer)."""
+        """A drill: this rank comes so much later to each sum over ranks of `delay_layer` (-1: of every layer)."""
         self.delay_layer = -1
         self.experts: Drained | None = None
         """Notes what the experts of this rank did (`labkit.parallel.expert`); None for dense models."""
@@ -136,6 +136,8 @@ class Group:
                 f"reduce_scatter shares out dimension {dim} of length {x.shape[dim]} over {self.size} ranks, "
                 f"which does not divide; pad it to a multiple of {self.size}"
             )
+        if self.door.delay_s:
+            self.door.straggle()
         entered = self.door.ring.now()
         y = self._wire.reduce_scatter(x, dim)
         self._note(_REDUCE_SCATTER, x.nbytes, entered)

@@ -24,6 +24,10 @@ from labkit.server.client import ServerClient, ServerError
 FIRST_LINE_TIMEOUT_S = 60.0
 
 
+class ServesOther(ServerError):
+    """A lab server runs here, with another model."""
+
+
 @dataclass(frozen=True)
 class Found:
     url: str
@@ -119,7 +123,7 @@ def connect(url: str | None = None, token: str | None = None, start: bool = True
 def _check_same(found: Found, wanted: Mapping[str, Any]) -> None:
     model, ranks = wanted.get("model"), wanted.get("ranks") or 0
     if model and model != found.model and Path(str(model)).name != found.model:
-        raise ServerError(
+        raise ServesOther(
             f"The lab server at {found.url} serves {found.model}, and you asked for {model}: end it with "
             f"`labkit stop`, or connect without naming a model."
         )

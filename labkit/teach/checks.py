@@ -93,6 +93,8 @@ def is_same(got: Any, expected: Any) -> bool:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.size <= 9:
+        value = value.tolist()
     if isinstance(value, np.ndarray):
         return f"array of shape {value.shape}"
     if isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray):

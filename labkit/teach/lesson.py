@@ -11,12 +11,13 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from labkit.lab import Lab, Run, connect
+from labkit.lab import Lab, Run
 from labkit.layout import read_layout
 from labkit.load.workload import Workload
 from labkit.server.client import ServerError
 from labkit.teach.html import Table, box
 from labkit.teach.machine import Roofs, measure_roofs
+from labkit.teach.own_server import lab_for
 from labkit.teach.predictions import Book, Prediction
 from labkit.teach.reference import MIB, ReferenceCase, is_quick
 from labkit.teach.sidebyside import Row, side_by_side
@@ -30,6 +31,8 @@ class Lesson:
         self.runs: list[tuple[str, Run]] = []
         self.quick = is_quick()
         self.book = book or Book()
+        self.beside = ""
+        """What the lab server serves, where this lesson has a server of its own."""
 
     # ---- the reader
 
@@ -97,6 +100,9 @@ class Lesson:
             ["budget", f"{self.case.budget_bytes / MIB:g} MiB a rank, for weights and KV together"],
             ["size", "quick: few requests, coarse figures" if self.quick else "full"],
         ]
+        if self.beside:
+            own = f"its own: the lab server serves {self.beside}, and goes on; this one ends with the kernel"
+            rows.insert(1, ["server", own])
         return Table(f"Lesson {self.number}: where it is measured", ["", ""], rows, _cautions(state))
 
     def _repr_html_(self) -> str:
@@ -136,15 +142,18 @@ def _cautions(state: dict[str, Any]) -> list[str]:
 
 def begin(number: str, model: str = "lab-30m", **serve: Any) -> Lesson:
     """The lesson's lab, found or started with the reference case's ranks. `model`: a name under data/models, or a
-    folder with a config.json, as `labkit serve` takes it.
+    folder with a config.json, as `labkit serve` takes it. Where the lab server serves another model, the lesson gets
+    a server of its own, which ends with the kernel.
 
-    Raises ServerError when the server that runs serves another model, or has fewer ranks.
+    Raises ServerError when the server that runs has fewer ranks.
     """
     case = ReferenceCase(model)
-    lab = connect(**{"model": model, "ranks": case.num_ranks, **serve})
+    lab, beside = lab_for({"model": model, "ranks": case.num_ranks, **serve})
     lab.wait_ready()
     dtype = lab.state()["environment"]["dtype"]
-    return Lesson(number, lab, ReferenceCase(model, dtype=dtype))
+    lesson = Lesson(number, lab, ReferenceCase(model, dtype=dtype))
+    lesson.beside = beside
+    return lesson
 
 
 class Refusal:

@@ -24,6 +24,9 @@ FULL_SETTINGS = {
     "max_num_seqs": 64,
     "block_size": 16,
     "record": True,
+    "expert_placement": "plain",
+    "expert_copies": 0,
+    "expert_capacity": 0.0,
 }
 """Every run of a lesson names all of them, so that nothing is left over from somebody else's run."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from tiny_models import make_checkpoint, tiny_spec
 
 from labkit.layout import AXES, Layout, is_legal, legal_layouts
-from labkit.layout.legality import ENGINE_OPTIONS
 from labkit.model.spec import ModelSpec
 
 NUM_LAYERS = 4
@@ -44,7 +43,7 @@ def with_options(layout: Layout, num_layers: int) -> Iterator[Layout]:
     yield layout
     if layout.pcp > 1:
         yield replace(layout, ring=True)
-    if layout.tp > 1 and "sp" in ENGINE_OPTIONS:
+    if layout.tp > 1:
         yield replace(layout, sp=True)
     if 1 < layout.pp < num_layers:
         yield replace(layout, split=(num_layers - layout.pp + 1, *[1] * (layout.pp - 1)))

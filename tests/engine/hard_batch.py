@@ -18,7 +18,7 @@ from tiny_models import SMALL, continuation, prompts
 
 from labkit.engine.core import EngineSettings, Output
 from labkit.engine.request import Request
-from labkit.layout import Layout, kv_bytes_per_token, rank_memory
+from labkit.layout import AnyLayout, Layout, kv_bytes_per_token, pools_of, rank_memory
 from labkit.model.spec import load_spec
 
 NUM_NEW, BLOCK_SIZE, NUM_BLOCKS = 16, 8, 9
@@ -34,7 +34,7 @@ class Answer:
     outputs: list[Output]
 
 
-def hard_settings(layout: Layout, memory_per_rank: int = 2**26, **others: object) -> EngineSettings:
+def hard_settings(layout: AnyLayout, memory_per_rank: int = 2**26, **others: object) -> EngineSettings:
     """Few tokens a step, so that prompts are cut, and admission that lets in more than fits."""
     return EngineSettings(
         layout=layout, memory_per_rank=memory_per_rank, block_size=BLOCK_SIZE, max_num_batched_tokens=20,
@@ -47,7 +47,7 @@ def kv_bytes(folder: Path, layout: Layout, rank: int) -> int:
     return NUM_BLOCKS * BLOCK_SIZE * kv_bytes_per_token(layout, load_spec(folder), rank, 4)
 
 
-async def tight_bytes(ranks: RealRanks, folder: Path, layout: Layout) -> int:
+async def tight_bytes(ranks: RealRanks, folder: Path, layout: AnyLayout) -> int:
     """A budget that leaves the rank which needs most just that room.
 
     A tied head may be laid out apart from the embedding, as the machine likes it, so then the ranks are asked.
@@ -57,11 +57,19 @@ async def tight_bytes(ranks: RealRanks, folder: Path, layout: Layout) -> int:
         await ranks.stand(str(folder), hard_settings(layout))
         told = {record.rank: record.weights for record in ranks.engine.state()["memory"]}
     else:
-        told = {rank: sum(rank_memory(layout, spec, rank, 4).values()) for rank in range(layout.world_size)}
-    return max(told[rank] + kv_bytes(folder, layout, rank) for rank in range(layout.world_size))
+        told = {
+            pool.first_rank + rank: sum(rank_memory(pool.layout, spec, rank, 4).values())
+            for pool in pools_of(layout)
+            for rank in range(pool.layout.world_size)
+        }
+    return max(
+        told[pool.first_rank + rank] + kv_bytes(folder, pool.layout, rank)
+        for pool in pools_of(layout)
+        for rank in range(pool.layout.world_size)
+    )
 
 
-def serve(ranks: RealRanks, folder: Path, layout: Layout, **others: object) -> list[Answer]:
+def serve(ranks: RealRanks, folder: Path, layout: AnyLayout, **others: object) -> list[Answer]:
     """The batch under the layout, after one prompt alone that leaves its blocks behind for those that begin alike."""
 
     async def scenario() -> list[Answer]:

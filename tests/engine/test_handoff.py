@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 from arithmetic_ranks import answer_to
-from test_core import SMALL, House, expected, in_house, read
+from house import SMALL, House, expected, in_house, read
 
 from labkit.engine.core import EngineDown, EngineSettings
 from labkit.engine.request import RequestRefused

@@ -160,8 +160,9 @@ def test_a_plan_that_contradicts_itself_is_refused() -> None:
         rank.step(step)
 
 
-def test_delay_reaches_each_all_reduce_of_its_layer() -> None:
-    ranks = ThreadRanks(MODEL, "tp2", memory_bytes=40 * MIB)
+@pytest.mark.parametrize("layout", ["tp2", "tp2+sp"])
+def test_delay_reaches_each_sum_of_its_layer(layout: str) -> None:
+    ranks = ThreadRanks(MODEL, layout, memory_bytes=40 * MIB)
     step = make_step([([5], 0, [0])], [SampleSpec(0)], 0)
     ranks.step(step)
     ranks.runners[1].delay = (0.05, 2)

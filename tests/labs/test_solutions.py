@@ -50,6 +50,18 @@ def test_the_importable_solution_passes(path: Path, index: int):
     assert outcome(path, f"from labkit.teach.lesson{path.stem[:2]} import {name}", check)
 
 
+_SENT = (
+    "lambda source, expert, owner, n, hidden, size: [["
+    "sum({there} * ((s, owner[e]) == (a, b)) + {back} * ((owner[e], s) == (a, b)) for s, e in zip(source, expert))"
+    " * ({where}) for b in range(n)] for a in range(n)]"
+)
+
+_NO_RING_EDGE_BACK = """lambda stages, node_of, layers, row: sum(
+    (2 * layers // len(stages) + (i == 0)) * 2 * (len(s) - 1) / len(s) * row
+    * sum(node_of[a] != node_of[b] for a, b in zip(s, s[1:]))
+    for i, s in enumerate(stages)
+) + row * sum(node_of[a] != node_of[b] for s, t in zip(stages, stages[1:]) for a, b in zip(s, t))"""
+
 MISTAKES = [
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / len(at))"),
     ("00", "lambda t0, at, k: ((at[0] - t0) / 1e6, (at[-1] - at[0]) / 1e6 / max(1, sum(k) - 1))"),
@@ -59,6 +71,16 @@ MISTAKES = [
     ("03", "lambda stage_ms, k: [1 - min(k, len(stage_ms)) / len(stage_ms)] * len(stage_ms)"),
     ("03", "lambda stage_ms, k: [1 - ms / max(stage_ms) for ms in stage_ms]"),
     ("03", "lambda stage_ms, k: [1 - k * ms / sum(stage_ms) for ms in stage_ms]"),
+    ("04", "lambda shares: sum(w for _, _, w in shares) / sum(t for _, t, _ in shares)[:, None]"),
+    ("04", "lambda shares: sum(w / t[:, None] for _, t, w in shares) / len(shares)"),
+    ("04", "lambda shares: (sum(np.exp(m) * w.T for m, _, w in shares) / sum(np.exp(m) * t for m, t, _ in shares)).T"),
+    ("05", _SENT.format(there="(hidden + 1) * size", back="hidden * size", where="True")),  # what stays at home counts
+    ("05", _SENT.format(there="hidden * size", back="hidden * size", where="a != b")),  # no label
+    ("05", _SENT.format(there="(hidden + 1) * size", back="(hidden + 1) * size", where="a != b")),  # a label back
+    ("05", _SENT.format(there="(hidden + 1) * size", back="0", where="a != b")),  # nothing comes back
+    ("06", "lambda stages, node_of, layers, row: row * (len(stages) - 1)"),
+    ("06", "lambda stages, node_of, layers, row: row * (2 * layers + 1) * len({node_of[r] for r in stages[0]})"),
+    ("06", _NO_RING_EDGE_BACK),
 ]
 
 
@@ -78,8 +100,9 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
-        "import sys; from labkit.teach import begin, lesson00, lesson01, lesson02, lesson03;"
-        "from labkit.show import figures, figures_pipeline;"
+        "import sys; from labkit.teach import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06;"
+        "from labkit.teach import begin;"
+        "from labkit.show import figures, figures_context, figures_crossings, figures_experts, figures_pipeline;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

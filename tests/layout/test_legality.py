@@ -11,7 +11,6 @@ import pytest
 from cut_models import DENSE, LATENT, MIXTRAL, MOE, SPECS
 
 from labkit.layout import (
-    ENGINE_AXES,
     Layout,
     LayoutError,
     candidate_layouts,
@@ -199,15 +198,12 @@ def test_more_ranks_than_there_are_is_refused_with_the_product() -> None:
 
 
 def test_the_engine_refuses_what_it_does_not_run_yet_apart_from_the_model() -> None:
+    packed = replace(DENSE, quantization=Quantization("awq", 4, (1, 1)))
     layout = Layout(pp=2, tp=2, sp=True)
-    assert check_layout(layout, DENSE)
-    answer = check_layout(layout, DENSE, engine=True)
-    assert not answer and not answer.model_reasons
-    assert f"runs {' and '.join(ENGINE_AXES)}; sp can be planned, not run" in answer.engine_reasons[0]
-    assert {
-        axis for near in answer.neighbours for axis in ("dp", "tp", "pp") if getattr(near, axis) > 1
-    } <= set(ENGINE_AXES)
-    both = check_layout(Layout(pp=2, tp=3, sp=True), DENSE, engine=True)
+    assert check_layout(layout, packed) and check_layout(layout, DENSE, engine=True)
+    answer = check_layout(layout, packed, engine=True)
+    assert not answer and not answer.model_reasons and "needs unquantised weights" in answer.engine_reasons[0]
+    both = check_layout(Layout(pp=2, tp=3, sp=True), packed, engine=True)
     assert (
         both.model_reasons
         and both.engine_reasons

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from labkit.model import linear
 from labkit.model.linear import Linear, RowParallel, packing_works
+from labkit.parallel.sequence import ResidualStream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from thread_ranks import on_threads, thread_groups
@@ -69,7 +70,7 @@ def test_row_parallel_bias_is_added_once_after_the_reduction(tp: int) -> None:
 
     def member(rank: int) -> torch.Tensor:
         mine = slice(rank * columns, (rank + 1) * columns)
-        return RowParallel(weight[:, mine], bias, groups[rank]).plus(x[:, mine].contiguous(), residual)
+        return RowParallel(weight[:, mine], bias, ResidualStream(groups[rank])).plus(x[:, mine].contiguous(), residual)
 
     groups = thread_groups(tp)
     want = F.linear(x, weight, bias) + residual

@@ -1,0 +1,24 @@
+"""Rows shared out over four real ranks: ragged, in chunks, with a prefix found and sequences preempted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hard_batch import assert_as_transformers, assert_hard, serve
+from real_ranks import real_ranks
+from tiny_models import make_checkpoint
+
+from labkit.layout import Layout
+
+pytestmark = pytest.mark.engine
+
+
+def test_shared_rows_give_what_transformers_gives(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama-tied-llama3-rope")
+    with real_ranks(tmp_path / "pool") as ranks:
+        for slug in ("tp4+sp", "pp2xtp2+sp"):
+            layout = Layout.parse(slug)
+            answers = serve(ranks, folder, layout)
+            assert_as_transformers(folder, answers)
+            assert_hard(ranks, layout, answers)
