@@ -92,7 +92,8 @@ def test_offline_quick_steady_patient_and_gone_with_the_page(
 
 def test_a_whole_visit_by_keyboard(visitor: Any) -> None:
     page = visitor.page
-    page.get_by_role("radio", name="TP1").focus()
+    tp1 = page.get_by_role("radiogroup", name="tensor").get_by_role("radio", name="1")
+    tp1.focus()
     page.keyboard.press("Tab")
     reached = []
     for _ in range(20):
@@ -107,7 +108,7 @@ def test_a_whole_visit_by_keyboard(visitor: Any) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
     page.wait_for_selector(".lk-diamond-mark")
-    page.get_by_role("radio", name="TP1").focus()
+    tp1.focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_function("document.querySelector('.lk').dataset.layout === 'tp2'")
     assert "TP1, pinned" in page.locator('[data-panel="ttft"] .lk-legend').inner_text()

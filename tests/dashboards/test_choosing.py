@@ -103,7 +103,7 @@ def test_every_legal_layout_is_shown_by_its_degrees(page: Page) -> None:
         assert chosen(page) == str(layout)
         assert page.locator(".lk-refused input:checked").count() == 0
         pressed = page.locator('.lk-option[aria-pressed="true"]').all_inner_texts()
-        assert pressed == (["+ring"] if layout.ring else [])
+        assert pressed == [f"+{option}" for option in ("ring", "sp") if getattr(layout, option)]
 
 
 def test_axes_can_be_set_by_keyboard(page: Page) -> None:

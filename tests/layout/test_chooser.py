@@ -75,10 +75,10 @@ def test_presets_are_each_axis_alone_as_far_as_it_goes() -> None:
     assert set(table["presets"]) <= set(table["legal"])
 
 
-def test_the_ring_is_a_toggle_of_the_axis_that_carries_it() -> None:
+def test_an_option_is_a_toggle_of_the_axis_that_carries_it() -> None:
     table = choice_table(load_spec("lab-5m"), 2)
-    assert {row["axis"]: row["options"] for row in table["axes"]}["pcp"] == ["ring"]
-    assert "pcp2+ring" in table["legal"] and "tp2+ring" not in table["legal"]
+    assert {row["axis"]: row["options"] for row in table["axes"] if row["options"]} == {"pcp": ["ring"], "tp": ["sp"]}
+    assert {"pcp2+ring", "tp2+sp"} <= set(table["legal"]) and "tp2+ring" not in table["legal"]
 
 
 def test_the_table_is_small_enough_for_a_page() -> None:

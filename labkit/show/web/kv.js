@@ -57,7 +57,7 @@ function paintKv(panel, svg, data, width) {
 
 function lineThatFits(parts, room) {
   const shown = [...parts];
-  while (shown.length > 1 && textWidth(shown.join(" · ")) > room) shown.shift();
+  while (shown.length > 1 && textWidth(shown.join(" · ")) > room) shown.pop();
   return fitted(shown.join(" · "), room);
 }
 
@@ -121,7 +121,7 @@ function paintPools(panel, svg, data, width) {
   });
   const at = stacked ? { x: 20, y: POOL_HEIGHT + 4, down: true } : { x: box.width, y: 24, width: bridge };
   if (hasHandoff(data)) svg.append(...handoffMarks(data, at, t));
-  return stacked ? n * step : POOL_HEIGHT + 2;
+  return (stacked ? (n - 1) * step : 0) + POOL_HEIGHT + 2;
 }
 
 function poolBox(pool, box, t) {
