@@ -77,8 +77,8 @@ def runs(
 
 def export(
     run_id: Annotated[str, typer.Argument(help="As `labkit runs` lists it; `last` is the newest.")],
-    target: Annotated[Path, typer.Argument(help="A file for vllm, a folder for parquet and csv.")],
-    kind: Annotated[str, typer.Option("--format", help="vllm, parquet or csv.")] = "vllm",
+    target: Annotated[Path, typer.Argument(help="A file for vllm and trace, a folder for parquet and csv.")],
+    kind: Annotated[str, typer.Option("--format", help="vllm, trace (for Perfetto), parquet or csv.")] = "vllm",
 ) -> None:
     """Write a stored run out, for other tools."""
     with sentences():

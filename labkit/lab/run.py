@@ -104,7 +104,7 @@ class Run:
         return importlib.import_module("labkit.show.figures").run_figure(self)
 
     def save(self, target: str | Path, kind: str = "vllm") -> list[Path]:
-        """Write the run out: vllm (one JSON), parquet or csv (a folder). Returns the files."""
+        """Write the run out: vllm or trace (one JSON), parquet or csv (a folder). Returns the files."""
         from labkit.measure.export import export_run
 
         with open_store() as store:

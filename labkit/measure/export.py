@@ -1,4 +1,4 @@
-"""A stored run in the words of others: parquet, CSV, and the flat JSON that vLLM's `bench serve
+"""A stored run in the words of others: parquet, CSV, a trace for Perfetto, and the flat JSON that vLLM's `bench serve
 --save-result` writes.
 
 The flat object has vLLM's names, its units (summaries in ms, lists in seconds) and its definitions, so that
@@ -20,24 +20,34 @@ from labkit.layout import AnyLayout, Layout, pools_of, read_layout
 from labkit.measure.metrics import Window, counted, itl_ms, num_tokens, tpot_ms
 from labkit.measure.records import RequestRecord
 from labkit.measure.store import Store
+from labkit.measure.trace import chrome_trace
 
-FORMATS = ("vllm", "parquet", "csv")
+FORMATS = ("vllm", "trace", "parquet", "csv")
 
 
 def export_run(store: Store, run_id: str, kind: str, target: Path) -> list[Path]:
-    """Write a run; returns the files made. vllm: one .json file; parquet and csv: a folder, one file a table.
+    """Write a run; returns the files made. vllm and trace: one .json file; parquet and csv: a folder, one file a table.
 
     Raises KeyError when there is no such run and ValueError for an unknown kind, each with a sentence.
     """
     if kind not in FORMATS:
         raise ValueError(f"{kind!r} is no export format; choose one of {', '.join(FORMATS)}.")
     run = store.run(run_id)
-    if kind == "vllm":
-        target = target / f"{run_id}.json" if target.is_dir() else target
+    if kind in ("vllm", "trace"):
+        target = target / f"{run_id}{'.trace' if kind == 'trace' else ''}.json" if target.is_dir() else target
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(to_vllm_json(run, store.request_records(run_id))))
+        target.write_text(json.dumps(_one_file(store, run, kind)))
         return [target]
     return _export_tables(store, run, kind, target)
+
+
+def _one_file(store: Store, run: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    run_id = run["run_id"]
+    if kind == "vllm":
+        return to_vllm_json(run, store.request_records(run_id))
+    return chrome_trace(
+        store.step_records(run_id), store.collectives(run_id), store.request_records(run_id), name=run_id
+    )
 
 
 def _export_tables(store: Store, run: Mapping[str, Any], kind: str, folder: Path) -> list[Path]:

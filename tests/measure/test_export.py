@@ -133,7 +133,7 @@ def test_the_file_for_vllms_tools(stored: Store, tmp_path: Path):
 
 
 def test_unknown_formats_and_runs_get_a_sentence(stored: Store, tmp_path: Path):
-    with pytest.raises(ValueError, match="vllm, parquet, csv"):
+    with pytest.raises(ValueError, match="vllm, trace, parquet, csv"):
         export_run(stored, "r1", "xml", tmp_path)
     with pytest.raises(KeyError, match="no run"):
         export_run(stored, "r9", "vllm", tmp_path)
