@@ -16,8 +16,9 @@ from typing import Any
 
 from labkit.cluster.nodes import Link, why_not
 from labkit.lab import Lab, Run
-from labkit.teach import crossings, lesson03
+from labkit.teach import lesson03
 from labkit.teach.beside import own_lab
+from labkit.teach.readings import message_us, messages
 from labkit.teach.reference import ReferenceCase
 
 LAYOUTS = ("tp2", "pp2")
@@ -50,8 +51,8 @@ def figures(run: Run, least_ms: float | None) -> dict[str, Any]:
         "link_at_least_ms": None if least_ms is None else round(least_ms, 1),
         "transfer": round(lesson03.transfer_share(run), 3),
         "ttft_transfer_ms": round(run.summary["ttft_parts_ms"]["transfer"], 1),
-        "decode_message_bytes": crossings.message_bytes(run, "decode"),
-        "decode_message_us": round(crossings.message_us(run)),
+        "decode_message_bytes": round(messages(run, "decode")[0].bytes_each),
+        "decode_message_us": round(message_us(run)),
         "tpot_p50_ms": round(run.summary["tpot_ms"]["p50"], 1),
     }
 

@@ -34,6 +34,10 @@ class Crossings:
     """Prompt tokens computed and tokens decoded by the phase's steps."""
     seconds: float
     """In which a step of the phase was under way."""
+    per_step: float
+    """How many a step of the phase takes part in; one that joins steps of several replicas counts in each."""
+    op: str = ""
+    """Empty: all operations of the axis together."""
 
     @property
     def bytes_each(self) -> float:
@@ -46,15 +50,19 @@ class Crossings:
         return self.num / (self.num_tokens if per == "token" else self.seconds)
 
 
-def crossings(rows: pd.DataFrame, steps: Sequence[StepRecord]) -> list[Crossings]:
-    """By axis and phase, in printed order. `rows`: one per collective and rank, as `Run.collectives` has them."""
+def crossings(rows: pd.DataFrame, steps: Sequence[StepRecord], by_op: bool = False) -> list[Crossings]:
+    """By axis and phase (and operation), in printed order. `rows`: one per collective and rank, as
+    `Run.collectives` has them.
+    """
     of_phase = {phase: [step for step in steps if phase_of(step) == phase] for phase in PHASES}
-    found = {key: part for key, part in _real(rows).groupby(["axis", "phase"], observed=True)}
+    keys = ["axis", "phase", "op"] if by_op else ["axis", "phase"]
+    found = [(*key, "")[:3] + (part,) for key, part in _real(rows).groupby(keys, observed=True)] if len(rows) else []
     return [
-        _summed(axis, phase, found[axis, phase], of_phase[phase])
-        for axis in AXES
-        for phase in PHASES
-        if (axis, phase) in found and of_phase[phase]
+        _summed(axis, phase, op, part, of_phase[phase])
+        for in_order in AXES
+        for phase_in_order in PHASES
+        for axis, phase, op, part in found
+        if (axis, phase) == (in_order, phase_in_order) and of_phase[phase]
     ]
 
 
@@ -64,16 +72,19 @@ def _real(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~waits & ~rows["op"].isin(["recv", "barrier"])]
 
 
-def _summed(axis: str, phase: str, rows: pd.DataFrame, steps: Sequence[StepRecord]) -> Crossings:
+def _summed(axis: str, phase: str, op: str, rows: pd.DataFrame, steps: Sequence[StepRecord]) -> Crossings:
     sends = rows[rows["op"] == "send"]
-    shared = rows[rows["op"] != "send"].groupby(["epoch", "group_id", "seq"], observed=True)["bytes"].mean()
+    shared = rows[rows["op"] != "send"].groupby(["epoch", "group_id", "seq"], observed=True)
+    sizes, in_steps = shared["bytes"].mean(), shared["step_id"].nunique()
     return Crossings(
         axis,
         phase,
-        num=len(sends) + len(shared),
-        num_bytes=float(sends["bytes"].sum() + shared.sum()),
+        num=len(sends) + len(sizes),
+        num_bytes=float(sends["bytes"].sum() + sizes.sum()),
         num_tokens=sum(step.prefill_tokens + step.num_decode_seqs for step in steps),
         seconds=_under_way_s((step.start_ns, step.end_ns) for step in steps),
+        per_step=float(len(sends) + in_steps.sum()) / len(steps),
+        op=op,
     )
 
 

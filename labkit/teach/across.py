@@ -7,7 +7,7 @@ the order of the group, is the usual algorithm and an assumption here (Thakur et
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.layout import Crossing, Layout
 
@@ -42,3 +42,11 @@ def sent_across(op: str, given: int, rank: int, group: Sequence[int], nodes: Seq
     if op == "all_to_all":
         return given * sum(nodes[other] != nodes[rank] for other in group) / n
     return float(Crossing(op, 1, given, "").wire_bytes(n) * (nodes[following] != nodes[rank]))
+
+
+def node_map(state: dict[str, Any], ranks_per_node: int) -> Sequence[int]:
+    """The node of each rank, as the ranks told it; where they stand on one node, what it would be on two."""
+    if len(state["nodes"]) > 1:
+        told = {rank: entry["node"] for entry in state["nodes"] for rank in entry["ranks"]}
+        return [told[rank] for rank in sorted(told)]
+    return [rank // ranks_per_node for rank in range(state["num_ranks"])]

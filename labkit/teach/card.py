@@ -1,139 +1,174 @@
-"""The five questions of every axis of a layout, answered by arithmetic and, beside it, by a run.
+"""The five questions of every axis that a layout uses, answered with a run's own bytes and counts.
 
-What is partitioned, what stays replicated, what crosses, how often, what it improves. The arithmetic knows the run's
-tokens and steps and assumes uniform routing; what was measured is what the ranks hold and what they handed over.
+What is measured (bytes of weights on the ranks, crossings and their bytes) stands beside what the layout's arithmetic
+says of the very steps that the run took; what no run can show, such as the layout without the axis, is predicted.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Iterator
-from statistics import fmean
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from labkit.lab import Run
-from labkit.layout import AxisCard, Layout, PartShare, StepShape, step_card
+from labkit.layout import AxisCard, Improvement, Layout, StepShape, step_card
+from labkit.layout.traffic import axis_traffic
+from labkit.measure.breakdown import phase_of
+from labkit.measure.crossings import Crossings, crossings
+from labkit.measure.records import StepRecord
 from labkit.teach.html import Table
-from labkit.teach.reference import MIB, ReferenceCase
+from labkit.teach.readings import at_once
+from labkit.teach.reference import ReferenceCase
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_PLAIN = {"num_replicas": "replicas", "steps_in_flight": "steps in flight", "expert_columns": "columns of an expert"}
-_IN_BYTES = {
+PHASES = ("prefill", "decode")
+NOTHING = "nothing"
+_NAMES = {
     "rank_weight_bytes": "weights of a rank",
     "rank_kv_bytes": "KV of a rank",
-    "step_read_bytes": "read in a step",
+    "step_read_bytes": "bytes read in a step",
+    "step_flops": "operations in a step",
+    "num_replicas": "replicas",
+    "steps_in_flight": "steps in flight",
+    "expert_columns": "columns of an expert",
 }
+_REMARK = (
+    "Weights and crossings are measured here, with the arithmetic's own figure in brackets; the layout without the "
+    "axis, and what it improves, are predicted. Bytes of a crossing are what a rank gives to it, mean over its group."
+)
 
 
-def mean_step(run: Run) -> StepShape:
-    """One replica's step of average size, idle ones left out; tokens rounded up, so that none vanishes."""
-    steps = [step for step in run.step_records if step.prefill_tokens + step.num_decode_seqs]
+def five_questions(case: ReferenceCase, run: Run) -> Table:
+    """A column an axis. Raises ValueError for a layout of one rank, which has no axis, and for a run without steps."""
+    layout, steps = Layout.parse(run.summary["layout"]), _steps(run)
+    if layout.world_size == 1:
+        raise ValueError(f"{layout} uses no axis, so there is nothing to ask about it.")
     if not steps:
-        raise ValueError(f"Run {run.run_id} has no steps: it was not recorded, or another engine's.")
-    seqs = -(-sum(step.num_decode_seqs for step in steps) // len(steps))
-    context = sum(step.context_tokens for step in steps) // max(1, sum(step.num_decode_seqs for step in steps))
-    return StepShape(-(-sum(step.prefill_tokens for step in steps) // len(steps)), seqs, context)
+        raise ValueError(f"Run {run.run_id} has no pure prefill or decode step: was it recorded? Keep fewer in flight.")
+    shapes = {phase: _typical(mine) for phase, mine in steps.items()}
+    cards = {phase: step_card(layout, case.spec, shape, case.dtype_bytes) for phase, shape in shapes.items()}
+    measured = [each for mine in steps.values() for each in _crossings(run, mine)]
+    columns = {}
+    for of_axis in zip(*cards.values(), strict=True):
+        by_phase = dict(zip(cards, of_axis, strict=True))
+        often = [
+            [f"how often, in a {phase} step", _often(layout, case, mine, measured, by_phase[phase])]
+            for phase, mine in steps.items()
+        ]
+        columns[f"{of_axis[0].axis.upper()}{of_axis[0].degree}"] = _answers(run, by_phase, often)
+    rows = [[many[0][0], *(answer for _, answer in many)] for many in zip(*columns.values(), strict=True)]
+    if set(rows[-1][1:]) == {NOTHING}:  # the question that only some layouts raise
+        rows.pop()
+    return Table(f"{layout}: five questions, by axis", ["", *columns], rows, [_told(shapes), _REMARK])
 
 
-def whole_run(run: Run) -> StepShape:
-    """All of a run's tokens as one step: bytes that grow with the tokens add up over steps."""
-    steps = run.step_records
-    return StepShape(sum(step.prefill_tokens for step in steps), sum(step.num_decode_seqs for step in steps))
+def _steps(run: Run) -> dict[str, list[StepRecord]]:
+    """The pure steps of each phase that the run had; a replica's turns without a request of its own left out."""
+    busy = [step for step in run.step_records if step.prefill_tokens + step.num_decode_seqs]
+    found = {phase: [step for step in busy if phase_of(step) == phase] for phase in PHASES}
+    return {phase: steps for phase, steps in found.items() if steps}
 
 
-def card_table(case: ReferenceCase, run: Run) -> Table:
-    """A block of five rows for each axis of the run's layout."""
-    layout, step = Layout.parse(run.summary["layout"]), mean_step(run)
-    cards = step_card(layout, case.spec, step, case.dtype_bytes)
-    sums = step_card(layout, case.spec, whole_run(run), case.dtype_bytes)
-    rows = [row for card, total in zip(cards, sums, strict=True) for row in _rows(card, total, run)]
-    remarks = [
-        "A step's bytes are those of a mean step and of one rank, steps without a request of its own included; the "
-        "arithmetic assumes uniform routing. KV is left out.",
-        "On CPUs a repacked copy of the output head counts with the embedding.",
-    ]
-    return Table(f"{layout}: five questions", ["", "", "by arithmetic", "in this run"], rows, remarks)
+def _typical(steps: Sequence[StepRecord]) -> StepShape:
+    """The median step of a phase."""
+    if not steps[0].num_decode_seqs:
+        return StepShape(prefill_tokens=round(statistics.median(step.prefill_tokens for step in steps)))
+    seqs = statistics.median(step.num_decode_seqs for step in steps)
+    context = statistics.median(step.context_tokens / step.num_decode_seqs for step in steps)
+    return StepShape(decode_seqs=round(seqs), context_tokens=round(context))
 
 
-def _rows(card: AxisCard, total: AxisCard, run: Run) -> Iterator[list[str]]:
-    name = f"{card.axis}\N{NO-BREAK SPACE}{card.degree}"
-    yield [name, "what is partitioned?", _shares(card.partitioned), _held(card.partitioned, run)]
-    yield ["", "what stays replicated?", _shares(card.replicated), _held(card.replicated, run)]
-    yield ["", "what crosses?", _crossing(total, len(run.step_records)), _handed_over(card, run)]
-    yield ["", "how often in a step?", _how_often(card), _counted(card, run)]
-    yield ["", "what does it improve?", _changes(card), "–"]
-
-
-def _shares(shares: tuple[PartShare, ...]) -> str:
-    found = [
-        f"{share.part} {_size(share.without_bytes)}" + _becomes(share) for share in shares if share.part != "kv"
-    ]
-    return "; ".join(found) or "nothing"
-
-
-def _becomes(share: PartShare) -> str:
-    return "" if share.without_bytes == share.with_bytes else f" → {_size(share.with_bytes)}"
-
-
-def _held(shares: tuple[PartShare, ...], run: Run) -> str:
-    """Mean over the ranks, as they told; a tied head's packed copy goes with the embedding."""
-    memory = [rank["weights_by_part"] for rank in run.summary["memory_bytes"]]
-    found = []
-    for share in shares:
-        parts = (share.part, "head") if share.part == "embedding" else (share.part,)
-        if share.part != "kv":
-            found.append(f"{share.part} {_size(fmean(sum(rank.get(p, 0) for p in parts) for rank in memory))}")
-    return "; ".join(found) or "–"
-
-
-def _crossing(total: AxisCard, num_steps: int) -> str:
-    found = [f"{op.what}: {_size(op.count * op.bytes_each / num_steps)} a step" for op in total.ops]
-    return "; ".join(found) or "nothing within a step"
-
-
-def _how_often(card: AxisCard) -> str:
-    counts: Counter[str] = Counter()
-    for op in card.ops:
-        counts[op.operation] += op.count
-    return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "never"
-
-
-def _mine(card: AxisCard, run: Run) -> pd.DataFrame:
+def _crossings(run: Run, steps: Sequence[StepRecord]) -> list[Crossings]:
     rows = run.collectives
-    return rows[(rows["axis"] == card.axis) & ~rows["op"].isin(["recv", "barrier"])] if len(rows) else rows
-
-
-def _per_step(card: AxisCard, run: Run) -> dict[str, tuple[float, float]]:
-    """Operation → (how often, bytes handed over) in a step, mean of the ranks."""
-    rows = _mine(card, run)
     if not len(rows):
-        return {}
-    steps = rows.groupby("rank")["step_id"].nunique().sum()
-    return {str(op): (len(own) / steps, float(own["bytes"].sum()) / steps) for op, own in rows.groupby("op")}
+        return []
+    return crossings(rows[rows["step_id"].isin([step.step_id for step in steps])], steps)
 
 
-def _handed_over(card: AxisCard, run: Run) -> str:
-    found = [f"{op}: {_size(size)} a step" for op, (_, size) in _per_step(card, run).items()]
-    return "; ".join(found) or "nothing"
+def _answers(run: Run, by_phase: Mapping[str, AxisCard], often: list[list[str]]) -> list[list[str]]:
+    """(question, answer) of one axis; its parts are those of the last phase, where most KV is kept."""
+    card, here = list(by_phase.values())[-1], _mean_parts(run)
+    cut = (f"{s.part}: {_size(s.without_bytes)} → {_held(here, s.part, s.with_bytes)}" for s in card.partitioned)
+    kept = (f"{s.part}, {s.copies:g} copies" for s in card.replicated)
+    return [
+        ["what is partitioned", _lines(cut)],
+        ["what stays replicated", _lines(kept)],
+        ["what crosses", _lines(dict.fromkeys(what for each in by_phase.values() for what in each.crosses))],
+        *often,
+        ["what it improves", _changes({phase: each.improves for phase, each in by_phase.items()})],
+        ["what it costs", _changes({phase: each.costs for phase, each in by_phase.items()})],
+    ]
 
 
-def _counted(card: AxisCard, run: Run) -> str:
-    return ", ".join(f"{count:.3g} × {op}" for op, (count, _) in _per_step(card, run).items()) or "never"
+def _mean_parts(run: Run) -> dict[str, float]:
+    """Part → measured bytes of it on a rank, on average; a tied head's copy counts as embedding."""
+    ranks = [dict(rank["weights_by_part"]) for rank in run.summary["memory_bytes"]]
+    for parts in ranks:
+        parts["embedding"] = parts.get("embedding", 0) + parts.pop("head", 0)
+    return {part: statistics.mean(parts.get(part, 0) for parts in ranks) for part in {p for r in ranks for p in r}}
 
 
-def _changes(card: AxisCard) -> str:
-    found = []
-    for change in card.improves:
-        if change.quantity in _IN_BYTES:
-            found.append(f"{_IN_BYTES[change.quantity]} {_size(change.without)} → {_size(change.with_axis)}")
-        elif change.quantity in _PLAIN:
-            found.append(f"{_PLAIN[change.quantity]} {change.without} → {change.with_axis}")
-        else:
-            found.append(f"operations of a step {change.without / 1e6:.0f} → {change.with_axis / 1e6:.0f} M")
-    return "; ".join(found) or "nothing within a step: requests of its own for each"
+def _held(measured: Mapping[str, float], part: str, predicted: int) -> str:
+    if part not in measured:
+        return f"{_size(predicted)} (predicted)"
+    return f"{_size(measured[part])} ({_size(predicted)})"
+
+
+def _often(
+    layout: Layout, case: ReferenceCase, steps: Sequence[StepRecord], measured: Sequence[Crossings], card: AxisCard
+) -> str:
+    count, size = _expected(layout, case, steps, card.axis)
+    found = [each for each in measured if (each.axis, each.phase) == (card.axis, phase_of(steps[0]))]
+    if not found:
+        return f"never ({count:.3g})"
+    beside = at_once(layout, card.axis, card.ops[0].operation if card.ops else "")
+    times = f"{beside} × {count:.3g}" if beside > 1 else f"{count:.3g}"
+    return f"{found[0].per_step:.3g} of {_size(found[0].bytes_each)} ({times} of {_size(size)})"
+
+
+def _expected(layout: Layout, case: ReferenceCase, steps: Sequence[StepRecord], axis: str) -> tuple[float, float]:
+    """By the shapes of just these steps: operations in a step, and the mean bytes of one."""
+    num, total = 0, 0
+    for (prefill, decode), times in Counter((step.prefill_tokens, step.num_decode_seqs) for step in steps).items():
+        for op in axis_traffic(axis, layout, case.spec, StepShape(prefill, decode), case.dtype_bytes):
+            num += op.count * times
+            total += op.count * op.bytes_each * times
+    return num / len(steps), total / num if num else 0.0
+
+
+def _changes(by_phase: Mapping[str, Sequence[Improvement]]) -> str:
+    """Each change once; one that is not alike in all phases is told with its phase."""
+    phases: dict[str, list[str]] = {}
+    for phase, changes in by_phase.items():
+        for change in changes:
+            phases.setdefault(_change(change), []).append(phase)
+    return _lines(text if len(of) == len(by_phase) else f"{text} ({', '.join(of)})" for text, of in phases.items())
+
+
+def _change(change: Improvement) -> str:
+    name = _NAMES.get(change.quantity, change.quantity)
+    if change.quantity.endswith("_bytes"):
+        return f"{name}: {_size(change.without)} → {_size(change.with_axis)}"
+    if change.quantity == "step_flops":
+        return f"{name}: {change.without / 1e6:.3g} → {change.with_axis / 1e6:.3g} million"
+    return f"{name}: {change.without:,} → {change.with_axis:,}"
+
+
+def _told(shapes: Mapping[str, StepShape]) -> str:
+    words = []
+    if shape := shapes.get("prefill"):
+        words.append(f"{shape.prefill_tokens} tokens of prompts")
+    if shape := shapes.get("decode"):
+        many = "s" * (shape.decode_seqs != 1)
+        words.append(f"{shape.decode_seqs} sequence{many} of {shape.context_tokens} tokens decoding")
+    return f"The typical steps of this run: {', and '.join(words)}. Counts and bytes are means over all such steps."
 
 
 def _size(num_bytes: float) -> str:
-    return f"{num_bytes / MIB:.3g} MiB" if num_bytes >= MIB / 10 else f"{num_bytes / 1024:.3g} KiB"
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _lines(words: Iterable[str]) -> str:
+    return "; ".join(words) or NOTHING

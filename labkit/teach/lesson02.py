@@ -28,7 +28,10 @@ from labkit.model.spec import load_spec
 from labkit.teach.checks import Check, Problem, show_check
 from labkit.teach.html import Table
 from labkit.teach.machine import Roofs
+from labkit.teach.readings import message_us, messages
 from labkit.teach.reference import MIB, ReferenceCase
+
+__all__ = ["message_us"]
 
 Array = NDArray[np.float64]
 
@@ -160,17 +163,8 @@ def num_steps(run: Run, phase: str) -> int:
 
 
 def all_reduces_per_step(run: Run) -> float:
-    """Counted from the recorded collectives: all-reduces of rank 0 over steps."""
-    rows = run.collectives
-    mine = rows[(rows["op"] == "all_reduce") & (rows["rank"] == 0)]
-    return len(mine) / max(1, mine["step_id"].nunique())
-
-
-def transfer_us(run: Run) -> float:
-    """Median transfer time of an all-reduce in a decode step, in µs: what is left when all have arrived."""
-    rows = run.collectives
-    mine = rows[(rows["op"] == "all_reduce") & (rows["phase"] == "decode")]
-    return float(mine["transfer_ns"].median() / 1000)
+    """Of a decode step, counted from the recorded collectives."""
+    return sum(each.per_step for each in messages(run, "decode", "tp"))
 
 
 def decode_bound_ms(case: ReferenceCase, layout: str, roofs: Roofs, context: int = 256) -> float:

@@ -19,17 +19,17 @@ from labkit.lab import Run
 from labkit.layout import Layout, ModelProfile, PartCost, StepShape, balance_stages, step_card
 from labkit.load.lengths import Lengths
 from labkit.load.workload import Part, Workload
-from labkit.measure.breakdown import phase_of, step_share
-from labkit.measure.metrics import Window
+from labkit.measure.breakdown import phase_of
 from labkit.measure.records import StepRecord
 from labkit.teach.beside import beside, two_nodes
+from labkit.teach.card import five_questions
 from labkit.teach.checks import Check, Problem, show_check
-from labkit.teach.crossings import crossings_table, five_questions, message_bytes, message_us, messages_per_step
 from labkit.teach.html import Table
 from labkit.teach.lesson import Lesson
-from labkit.teach.reference import ReferenceCase
+from labkit.teach.readings import message_us, messages
+from labkit.teach.reference import MIB, ReferenceCase
 
-__all__ = ["beside", "crossings_table", "five_questions", "two_nodes"]
+__all__ = ["beside", "five_questions", "two_nodes"]
 HEAVY = "lab-heavy-head"
 """10 small layers, and a head that takes as long as several of them."""
 
@@ -211,12 +211,8 @@ def fill_and_drain(num_chunks: int, num_stages: int) -> float:
 
 
 def transfer_share(run: Run, phase: str = "prefill") -> float:
-    """Of the ranks' time while a step of that phase was under way: in transfers, by the recorder.
-
-    Over all steps of the run, those of the last request too, which a run's own window leaves out.
-    """
-    whole = Window(0, max(step.end_ns for step in run.step_records))
-    return float(step_share(run.step_records, whole)["by_phase"][phase]["transfer"])
+    """Of the ranks' time while a step of that phase was under way: in transfers, by the recorder."""
+    return float(run.summary["step_share"]["by_phase"][phase]["transfer"])
 
 
 # ---- the same prompts over several paths
@@ -274,9 +270,27 @@ def decode_messages(places: dict[str, Measured], tokens: int) -> Table:
     for name, runs in places.items():
         for layout in ("tp2", "pp2") if runs else ():
             run = runs[layout, tokens]
+            (kind,) = messages(run, "decode")
             rows.append(
-                [name, str(Layout.parse(layout)), f"{message_bytes(run, 'decode'):,} B", f"{message_us(run):.0f} µs"]
-                + [f"{messages_per_step(run, 'decode'):.0f}", f"{run.summary['tpot_ms']['p50']:.1f} ms"]
+                [name, str(Layout.parse(layout)), f"{kind.bytes_each:,.0f} B", f"{message_us(run):.0f} µs"]
+                + [f"{kind.per_step:.0f}", f"{run.summary['tpot_ms']['p50']:.1f} ms"]
             )
     columns = ["path", "layout", "one message", "its transfer, median", "messages a step", "TPOT p50"]
     return Table("Decode: small messages", columns, rows)
+
+
+def crossings_table(runs: dict[str, Run], groups: dict[str, list[dict[str, Any]]]) -> Table:
+    """What each axis of each run moved in a prefill step, over which fabric, and whether that spans nodes.
+
+    groups: label → `lab.state()["groups"]` under that layout.
+    """
+    rows = []
+    for label, run in runs.items():
+        for kind in messages(run, "prefill"):
+            carried = [group for group in groups[label] if group["axis"] == kind.axis]
+            across = "across nodes" if any(group["spans_nodes"] for group in carried) else "within a node"
+            fabrics = ", ".join(sorted({group["fabric"] for group in carried}))
+            rows.append([label, kind.axis, fabrics, across, f"{kind.per_step:.0f}", f"{kind.bytes_each / MIB:.2f} MiB"])
+    columns = ["layout", "axis", "fabric", "", "messages in a prefill step", "each of"]
+    remark = "Counted from the recorded collectives, all groups together; logits left out."
+    return Table("What crosses, and where", columns, rows, [remark])

@@ -16,20 +16,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.lab import Run
-from labkit.layout import Layout, check_layout, kv_bytes_per_token, kv_heads, query_loads, step_card, zigzag
+from labkit.layout import (
+    Crossing,
+    Layout,
+    StepShape,
+    check_layout,
+    kv_bytes_per_token,
+    kv_heads,
+    query_loads,
+    step_card,
+    zigzag,
+)
 from labkit.load.lengths import Lengths
 from labkit.load.workload import Part, Workload
+from labkit.measure.breakdown import phase_of
+from labkit.measure.crossings import Crossings, crossings
 from labkit.measure.metrics import ttft_ms
+from labkit.measure.records import StepRecord
 from labkit.model.spec import load_spec, model_dir
 from labkit.paths import home_dir
 from labkit.teach.beside import beside
+from labkit.teach.card import five_questions
 from labkit.teach.checks import Check, Problem, show_check
 from labkit.teach.html import Table
 from labkit.teach.lesson import Lesson
-from labkit.teach.operations import Operation, five_questions, largest_steps, operations
+from labkit.teach.readings import at_once
 from labkit.teach.reference import ReferenceCase
 
-__all__ = ["beside", "five_questions", "operations"]
+__all__ = ["beside", "five_questions"]
 
 Array = NDArray[np.float64]
 Share = tuple[Array, Array, Array]
@@ -118,17 +132,16 @@ def check_queries_of(function: Callable[..., Any]) -> Check:
 
 def balance_table(run: Run) -> Table:
     """Keys seen by the queries of each pcp rank: contiguous and zig-zag by arithmetic, and as the steps recorded it."""
-    layout, (shape, ids) = Layout.parse(run.summary["layout"]), largest_steps(run, "prefill")
+    layout, (shape, steps) = Layout.parse(run.summary["layout"]), largest_steps(run, "prefill")
     tokens, pcp = shape.prefill_tokens, layout.pcp
     each = tokens // pcp
     plain = [sum(range(i * each + 1, (tokens if i == pcp - 1 else (i + 1) * each) + 1)) for i in range(pcp)]
-    found = next(step.query_keys for step in run.step_records if step.step_id in ids)
     rows = [
         [name, *(f"{load:,}" for load in loads), f"{statistics.mean(loads) / max(loads):.1%}"]
         for name, loads in (
             ("a contiguous half each (arithmetic)", plain),
             ("early and late (arithmetic)", query_loads(layout, 0, tokens)),
-            ("early and late (recorded)", found),
+            ("early and late (recorded)", steps[0].query_keys),
         )
     ]
     columns = ["query × key pairs of a layer", *(f"pcp rank {i}" for i in range(pcp)), "mean ÷ largest"]
@@ -184,21 +197,49 @@ def least_n(*runs: Run) -> int:
 # ---- what crosses
 
 
-def summed(found: Sequence[Operation], degree: int) -> float:
-    """Bytes that a rank sends in a step, by ring algorithms."""
-    return sum(op.wire_bytes(degree) for op in found)
+def largest_steps(run: Run, phase: str) -> tuple[StepShape, list[StepRecord]]:
+    """The run's largest pure steps of a phase, which are alike, so that they can be held against a card to the byte,
+    and their shape. ValueError when it had none.
+    """
+    steps = [step for step in run.step_records if phase_of(step) == phase and step.ranks]
+    if not steps:
+        raise ValueError(f"Run {run.run_id} had no pure {phase} step: keep one request in flight, or ask for more.")
+    size = max((step.prefill_tokens, step.num_decode_seqs) for step in steps)
+    return StepShape(*size), [step for step in steps if (step.prefill_tokens, step.num_decode_seqs) == size]
 
 
-def traffic_table(runs: dict[str, Run], phase: str, axis: str, without: Sequence[str] = ("gather",)) -> Table:
+def operations(run: Run, phase: str, axis: str) -> list[Crossings]:
+    """Of an axis in the largest steps of a phase, by kind."""
+    _, steps = largest_steps(run, phase)
+    rows = run.collectives
+    found = crossings(rows[rows["step_id"].isin([step.step_id for step in steps])], steps, by_op=True)
+    return [each for each in found if each.axis == axis]
+
+
+def of_a_rank(run: Run, each: Crossings) -> float:
+    """How often a rank takes part in it in a step."""
+    return each.per_step / at_once(Layout.parse(run.summary["layout"]), each.axis, each.op)
+
+
+def sent_bytes(run: Run, phase: str, axis: str) -> float:
+    """That a rank sends in one of the largest steps, by ring algorithms; logits left out."""
+    degree, total = getattr(Layout.parse(run.summary["layout"]), axis), 0.0
+    for each in operations(run, phase, axis):
+        one = Crossing("isend" if each.op == "send" else each.op, 1, round(each.bytes_each), "")
+        total += of_a_rank(run, each) * one.wire_bytes(degree) * (each.op != "gather")
+    return total
+
+
+def traffic_table(runs: dict[str, Run], phase: str, axis: str) -> Table:
     """The operations of one axis in the largest steps of each run, logits left out; counted and weighed."""
     rows, shapes = [], set()
     for label, run in runs.items():
-        layout, (shape, _) = Layout.parse(run.summary["layout"]), largest_steps(run, phase)
+        shape = largest_steps(run, phase)[0]
         shapes.add(shape.prefill_tokens or shape.decode_seqs)
-        found = [op for op in operations(run, phase, axis) if op.name not in without]
-        for at, op in enumerate(found):
-            sent = f"{summed(found, getattr(layout, axis)) / 1024:,.1f} KiB" if at == 0 else ""
-            rows.append([label if at == 0 else "", op.name, f"{op.per_step:g}", f"{op.num_bytes:,.0f} B", sent])
+        for at, each in enumerate(each for each in operations(run, phase, axis) if each.op != "gather"):
+            sent = f"{sent_bytes(run, phase, axis) / 1024:,.1f} KiB" if at == 0 else ""
+            times, size = f"{of_a_rank(run, each):g}", f"{each.bytes_each:,.0f} B"
+            rows.append([label if at == 0 else "", each.op, times, size, sent])
     size = " and ".join(f"{count:,} row{'s' * (count != 1)}" for count in sorted(shapes))
     columns = ["layout", "operation", "in a step", "a rank gives", "a rank sends in the step"]
     remark = "Counted from the recorded operations; sent, as ring algorithms send it."
@@ -214,7 +255,7 @@ def expected(case: ReferenceCase, run: Run, phase: str, axis: str) -> int:
 
 def per_step(run: Run, phase: str, axis: str) -> float:
     """Operations of an axis that one of the largest steps had."""
-    return sum(op.per_step for op in operations(run, phase, axis))
+    return sum(of_a_rank(run, each) for each in operations(run, phase, axis))
 
 
 # ---- capacity

@@ -16,7 +16,7 @@ from labkit.layout import Layout, StepShape, ep_degrees, experts, kv_bytes_per_t
 from labkit.load.schedule import make_schedule
 from labkit.load.workload import load_workload
 from labkit.measure.expert_totals import ExpertTotals, expert_totals
-from labkit.teach.card import card_table
+from labkit.teach.card import five_questions
 from labkit.teach.expert_exercises import check_sent_bytes, check_spread, sent_bytes, spread
 from labkit.teach.html import Table
 from labkit.teach.reference import MIB, ReferenceCase
@@ -29,13 +29,13 @@ __all__ = [
     "answers_table",
     "ask",
     "attention_of",
-    "card_table",
     "check_sent_bytes",
     "check_spread",
     "crossings_table",
     "directions_table",
     "expert_bytes",
     "first_difference",
+    "five_questions",
     "least_drops",
     "left_per_token",
     "per_token",

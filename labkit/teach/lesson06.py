@@ -12,17 +12,17 @@ from labkit.lab import Run
 from labkit.layout import Layout
 from labkit.load.lengths import Lengths
 from labkit.load.workload import Part, Workload
-from labkit.measure.breakdown import phase_of
 from labkit.measure.crossings import crossings
 from labkit.model.spec import DTYPE_BYTES, load_spec
-from labkit.teach.across import bytes_across
+from labkit.teach.across import bytes_across, node_map
 from labkit.teach.apart import CHATS_AND_LONG, apart_table, handoff_table, shared_share, token_ms
+from labkit.teach.beside import two_halves
+from labkit.teach.card import five_questions
 from labkit.teach.checks import Check, Problem, show_check
-from labkit.teach.combination_card import five_questions
 from labkit.teach.html import Table
 from labkit.teach.lesson import Lesson
+from labkit.teach.own_server import OwnServer
 from labkit.teach.reference import MIB, ReferenceCase
-from labkit.teach.two_nodes import OwnServer, node_map, two_nodes
 
 __all__ = [
     "CHATS_AND_LONG",
@@ -41,7 +41,7 @@ __all__ = [
     "shared_share",
     "sums_across",
     "token_ms",
-    "two_nodes",
+    "two_halves",
 ]
 
 RANKS_PER_NODE = 4
@@ -100,9 +100,8 @@ def measure(lesson: Lesson, server: OwnServer | None, layout: str, **load: Any) 
 
 def per_step(each: Measured, phase: str) -> dict[str, float]:
     """Axis → crossings in a step of that phase, all groups together."""
-    steps = [step for step in each.run.step_records if phase_of(step) == phase]
     found = crossings(each.run.collectives, each.run.step_records)
-    return {one.axis: one.num / len(steps) for one in found if one.phase == phase}
+    return {one.axis: one.per_step for one in found if one.phase == phase}
 
 
 def bytes_per_token(each: Measured, phase: str) -> dict[str, float]:

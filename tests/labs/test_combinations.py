@@ -10,9 +10,8 @@ from labkit.layout import Layout
 from labkit.layout.traffic import StepShape, axis_traffic
 from labkit.measure.recorder import group_id
 from labkit.model.spec import load_spec
-from labkit.teach import apart, lesson06, two_nodes
-from labkit.teach.across import bytes_across, sent_across
-from labkit.teach.combination_card import five_questions
+from labkit.teach import apart, beside, lesson06, own_server
+from labkit.teach.across import bytes_across, node_map, sent_across
 from labkit.teach.reference import ReferenceCase
 
 HALVES = [0, 0, 0, 0, 1, 1, 1, 1]
@@ -104,42 +103,20 @@ def test_a_handoff_is_held_against_the_kv_of_the_prompts():
     assert row == ["near", "1", "40,960 B", "40,960 B", "2.5 ms", "16 MiB/s", "2.6 ms of 11.0 ms"]
 
 
-def test_a_card_has_the_runs_counts_beside_those_of_the_shapes():
-    """17 sums of 2 KiB were recorded for the one decode step of two ranks, and the ranks told half of each part."""
-    made = run([request(0, 0, 10, 20)], [step(0, 0, 30, 64), step(0, 30, 40)], layout="tp2")
-    held = {"attention": 12 << 20, "mlp": 36 << 20, "embedding": 8 << 20, "norm": 1 << 10}
-    made.summary["memory_bytes"] = [{"rank": rank, "weights": 0, "weights_by_part": held} for rank in (0, 1)]
-    made.collectives = pd.DataFrame(
-        [
-            {"epoch": 1, "step_id": 0, "rank": rank, "group_id": 0, "seq": seq, "op": "all_reduce", "axis": "tp",
-             "phase": "decode", "bytes": 2048}
-            for seq in range(17) for rank in (0, 1)
-        ]
-    )  # fmt: skip
-    answers = dict(five_questions(made, ReferenceCase()).rows)
-    assert answers["how often, in a decode step"].startswith("17 of 2 KiB (18 of")  # the shapes count the logits too
-    assert answers["how often, in a prefill step"] == "never (18)"
-    assert "mlp: 72 MiB → 36 MiB (36 MiB)" in answers["what is partitioned"]
-    assert answers["what stays replicated"] == "norm, 2 copies" and "what it costs" not in answers
-
-
-def test_a_card_of_one_rank_is_refused():
-    with pytest.raises(ValueError, match="TP1 uses no axis"):
-        five_questions(run([]), ReferenceCase("lab-moe-8x"))
-
-
 def test_without_nodes_one_sentence_says_why_and_the_ranks_are_on_one_node(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-    monkeypatch.setattr(two_nodes, "why_not", lambda: "it needs root; do something else.")
-    monkeypatch.setattr(two_nodes, "OwnServer", lambda note, **options: asked.append((note, options)))
-    two_nodes.two_nodes("lab-moe-8x", 4, "200mbit")
-    ((note, options),) = asked
-    assert note.endswith("only the bytes can be compared: it needs root; do something else.")
-    assert options["ranks"] == 8 and "nodes" not in options
+    class Started:
+        def __init__(self, **options: object) -> None:
+            self.options = options
+
+    monkeypatch.setattr(own_server, "why_not", lambda: "it needs root; do something else.")
+    monkeypatch.setattr(beside, "OwnServer", Started)
+    server = beside.two_halves("lab-moe-8x", 4, "200mbit")
+    assert server.note.endswith("only the bytes can be compared: it needs root; do something else.")
+    assert server.options["ranks"] == 8 and "nodes" not in server.options  # type: ignore[attr-defined]
     state = {"nodes": [{"node": 0, "ranks": list(range(8))}], "num_ranks": 8}
-    assert two_nodes.node_map(state, 4) == HALVES
+    assert node_map(state, 4) == HALVES
 
 
 def test_the_map_of_nodes_is_what_the_ranks_told():
     told = [{"node": 0, "ranks": [0, 2]}, {"node": 1, "ranks": [1, 3]}]
-    assert two_nodes.node_map({"nodes": told, "num_ranks": 4}, 2) == [0, 1, 0, 1]
+    assert node_map({"nodes": told, "num_ranks": 4}, 2) == [0, 1, 0, 1]

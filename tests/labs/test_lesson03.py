@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from test_solutions import outcome
 from labkit.cluster.namespaces import existing
 from labkit.cluster.nodes import why_not
 from labkit.lab.run import Run
-from labkit.layout import Layout, StepShape, balance_stages, step_card
+from labkit.layout import balance_stages
 from labkit.measure.records import StepRecord
 from labkit.server.client import ServerError
-from labkit.teach import beside, crossings, lesson03
+from labkit.teach import beside, lesson03, own_server, readings
 from labkit.teach.reference import ReferenceCase
 
 MS = 1_000_000
@@ -58,14 +57,6 @@ def test_a_prompts_chunks_are_one_prefill_and_a_decode_ends_it():
     assert lesson03.prompt_idle(run(overlapping + [step(3, 100, (10, 10), 128)])) == pytest.approx((1 / 3 + 1 / 2) / 2)
 
 
-def test_the_transfer_share_is_of_all_prefill_steps_and_no_others():
-    """20 ms on two ranks, 1 ms of it in transfer on one of them; the decode step does not count."""
-    steps = [step(0, 0, (10, 10), 128), step(1, 20, (1, 9))]
-    found = run(steps, window={"start_ns": 0, "end_ns": 0})
-    assert lesson03.transfer_share(found) == pytest.approx(1 / 40)
-    assert lesson03.transfer_share(found, "decode") == pytest.approx(1 / 20)
-
-
 @pytest.mark.parametrize(("layout", "messages"), [("tp2", 17), ("pp2", 1)])
 def test_the_link_needs_at_least_the_time_for_what_a_rank_sends(layout: str, messages: int):
     case = ReferenceCase()
@@ -84,43 +75,49 @@ def test_who_is_sooner_and_nothing_measured_is_nobody():
     assert lesson03.ttft_ms(found, "pp2", 512) == 30
 
 
-def messages(layout: str, per_step: list[tuple[str, str, int, int]], num_steps: int = 3) -> Run:
-    """per_step: (op, axis, group, bytes) of one step, by every rank of the group."""
-    rows = []
-    for step_id in range(num_steps):
-        for seq, (op, axis, group, size) in enumerate(per_step):
-            ranks = (0, 1) if op == "all_reduce" else (1,)
-            rows += [
-                {"epoch": 1, "step_id": step_id, "rank": rank, "op": op, "axis": axis, "phase": "decode",
-                 "bytes": size, "group_id": group, "seq": 100 * step_id + seq, "transfer_ns": 1000 * (seq + 1)}
-                for rank in ranks
-            ]  # fmt: skip
-    found = Run("r", {"layout": layout, "memory_bytes": [{"rank": 0, "weights": 3 << 20}]}, [], [])
+def recorded(layout: str, per_step: list[tuple[str, str, int, int, tuple[int, ...]]], num_steps: int = 3) -> Run:
+    """per_step: (op, axis, group, bytes, ranks) of one step of decoding."""
+    rows = [
+        {"epoch": 1, "step_id": at, "rank": rank, "op": op, "axis": axis, "phase": "decode", "bytes": size,
+         "group_id": group, "seq": 100 * at + seq, "transfer_ns": 1000 * (seq + 1)}
+        for at in range(num_steps) for seq, (op, axis, group, size, ranks) in enumerate(per_step) for rank in ranks
+    ]  # fmt: skip
+    found = Run("r", {"layout": layout}, [], [step(at, at, (1, 1)) for at in range(num_steps)])
     found.__dict__["collectives"] = pd.DataFrame(rows)  # what the store would give
     return found
 
 
 def test_messages_are_counted_once_for_a_group_and_waits_for_sends_are_none():
-    sums = messages("tp2", [("all_reduce", "tp", 7, 2048)] * 17 + [("gather", "tp", 7, 4096)])
-    assert crossings.messages_per_step(sums, "decode") == 17 and crossings.message_bytes(sums, "decode") == 2048
-    assert crossings.message_us(sums) == 9 and crossings.messages_per_step(sums, "prefill") == 0
-    pairs = messages("pp2xtp2", [("recv", "pp", 20, 2048), ("recv", "pp", 21, 2048), ("send", "pp", 20, 0)])
-    assert crossings.messages_per_step(pairs, "decode", "pp") == 1, "both pairs carry the same hidden state"
-    assert crossings.message_bytes(pairs, "decode", "tp") == 0
+    sums = recorded("tp2", [("all_reduce", "tp", 7, 2048, (0, 1))] * 17 + [("gather", "tp", 7, 4096, (0, 1))])
+    (kind,) = readings.messages(sums, "decode")
+    assert (kind.op, kind.per_step, kind.bytes_each) == ("all_reduce", 17, 2048)
+    assert readings.message_us(sums) == 9 and not readings.messages(sums, "prefill")
+    pair = [("send", "pp", 20, 2048, (0,)), ("recv", "pp", 20, 2048, (1,)), ("send", "pp", 20, 0, (0,))]
+    found = recorded("pp2", pair)
+    (kind,) = readings.messages(found, "decode", "pp")
+    assert (kind.op, kind.per_step, kind.bytes_each) == ("send", 1, 2048)
+    (row,) = lesson03.decode_messages({"x": {("pp2", 8): _timed(found), ("tp2", 8): _timed(sums)}}, 8).rows[1:]
+    assert row == ["x", "PP2", "2,048 B", "2 µs", "1", "7.0 ms"]
+    assert not readings.messages(found, "decode", "tp")
 
 
-def test_the_five_questions_have_the_shapes_and_what_was_recorded():
-    case = ReferenceCase()
-    table = crossings.five_questions(case, messages("pp2", [("recv", "pp", 20, 2048)]), decode_seqs=1)
-    answers = {row[1]: row[2:] for row in table.rows}
-    (card,) = step_card(Layout(pp=2), case.spec, StepShape(decode_seqs=1), 4)
-    assert len(table.rows) == 6 and "mlp 72.0 MiB → 36.0 MiB" in answers["what is partitioned"][0]
-    assert answers["what crosses"] == [
-        f"1 × {card.ops[0].bytes_each:,} B, isend: hidden states to the next stage",
-        "messages of 2,048 B",
-    ]
-    assert answers["how often"] == ["1 in the step", "1 in a decode step"]
-    assert "steps in flight 1 → 2" in answers["what it improves"][0]
+def _timed(run: Run) -> Run:
+    run.summary["tpot_ms"] = {"p50": 7.0}
+    return run
+
+
+def test_what_crosses_is_told_with_its_fabric_and_whether_it_spans_nodes():
+    pairs = [("send", "pp", 20 + lane, 3 << 20, (lane,)) for lane in (0, 1)]
+    run = recorded("pp2xtp2", [*pairs, *(("all_reduce", "tp", g, 1 << 20, (2 * g, 2 * g + 1)) for g in (0, 1))])
+    for row in run.step_records:
+        row.num_prefill_seqs, row.num_decode_seqs = 1, 0
+    run.collectives["phase"] = "prefill"
+    groups = [
+        {"axis": "tp", "fabric": "shm", "spans_nodes": False}, {"axis": "pp", "fabric": "gloo", "spans_nodes": True},
+    ]  # fmt: skip
+    assert lesson03.crossings_table({"x": run}, {"x": groups}).rows == [
+        ["x", "tp", "shm", "within a node", "2", "1.00 MiB"], ["x", "pp", "gloo", "across nodes", "2", "3.00 MiB"],
+    ]  # fmt: skip
 
 
 def test_the_steady_state_of_the_formula_is_that_of_a_stepped_pipeline():
@@ -151,11 +148,24 @@ def test_every_case_of_the_second_exercise_is_the_balancers_best():
         assert max(stage.seconds for stage in stages) == pytest.approx(best.slowest_s)
 
 
+class Here:
+    """A lesson on a server of CPU ranks."""
+
+    case = ReferenceCase()
+
+    @property
+    def lab(self) -> Here:
+        return self
+
+    def state(self) -> dict[str, Any]:
+        return {"environment": {"backend": "cpu"}}
+
+
 def test_where_no_nodes_can_be_made_one_sentence_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(beside, "why_not", lambda: "--nodes needs root; or join real nodes.")
-    with beside.two_nodes(None) as far:  # type: ignore[arg-type]  # it is not looked at
+    monkeypatch.setattr(own_server, "why_not", lambda: "--nodes needs root; or join real nodes.")
+    with beside.two_nodes(Here()) as far:  # type: ignore[arg-type]
         assert far is None
     assert "stays unmeasured: --nodes needs root" in capsys.readouterr().out
 
@@ -164,15 +174,13 @@ def test_where_no_nodes_can_be_made_one_sentence_says_so(
 def test_a_kernel_that_makes_no_nodes_is_told_and_other_failures_are_raised(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], says: str, skips: bool
 ):
-    @contextlib.contextmanager
-    def fails(*_: Any, **__: Any) -> Iterator[None]:
+    def fails(**_: Any) -> None:
         raise ServerError(says)
-        yield
 
-    monkeypatch.setattr(beside, "why_not", lambda: "")
-    monkeypatch.setattr(beside, "beside", fails)
+    monkeypatch.setattr(own_server, "why_not", lambda: "")
+    monkeypatch.setattr(own_server, "OwnServer", fails)
     expected = contextlib.nullcontext() if skips else pytest.raises(ServerError, match="no KV")
-    with expected, beside.two_nodes(None) as far:  # type: ignore[arg-type]  # it is not looked at
+    with expected, beside.two_nodes(Here()) as far:  # type: ignore[arg-type]
         assert far is None
     assert ("no rights" in capsys.readouterr().out) == skips
 

@@ -11,10 +11,11 @@ import torch
 
 from labkit.lab.run import Run
 from labkit.layout import Layout, check_layout, zigzag
+from labkit.measure.breakdown import phase_of
 from labkit.measure.records import RequestRecord, StepRecord
 from labkit.model.spec import load_spec
 from labkit.parallel.partial import Partial, merge_partials
-from labkit.teach import lesson04, operations
+from labkit.teach import lesson04
 from labkit.teach.reference import ReferenceCase
 
 MS = 1_000_000
@@ -99,10 +100,11 @@ def step(number: int, prefill: int, decodes: int, query_keys: list[int] | None =
 
 def recorded(layout: str, steps: list[StepRecord], rows: list[tuple[int, str, str, int]]) -> Run:
     """rows: (step, axis, operation, bytes), alike on both ranks."""
-    memory = [{"rank": rank, "weights": 60 << 20} for rank in (0, 1)]
-    run = Run("r", {"layout": layout, "memory_bytes": memory}, [], steps)
-    both = [(*row, rank) for row in rows for rank in (0, 1)]
-    run.__dict__["collectives"] = pd.DataFrame(both, columns=["step_id", "axis", "op", "bytes", "rank"])
+    run = Run("r", {"layout": layout}, [], steps)
+    phases = {each.step_id: phase_of(each) for each in steps}
+    both = [(*row, 1, 0, seq, phases[row[0]], rank) for seq, row in enumerate(rows) for rank in (0, 1)]
+    columns = ["step_id", "axis", "op", "bytes", "epoch", "group_id", "seq", "phase", "rank"]
+    run.__dict__["collectives"] = pd.DataFrame(both, columns=columns)
     return run
 
 
@@ -116,31 +118,25 @@ def shared_rows() -> Run:
     return recorded("tp2+sp", steps, rows)
 
 
-def test_operations_are_those_of_one_rank_in_the_largest_steps():
+def test_operations_are_those_of_the_largest_steps():
     run = shared_rows()
-    found = {op.name: (op.per_step, op.num_bytes) for op in operations.operations(run, "prefill", "tp")}
+    found = {op.op: (op.per_step, op.bytes_each) for op in lesson04.operations(run, "prefill", "tp")}
     assert found == {"reduce_scatter": (17, 131072), "all_gather": (17, 65536), "gather": (1, 16384)}
-    sums = [op for op in operations.operations(run, "prefill", "tp") if op.name != "gather"]
-    assert lesson04.summed(sums, 2) == 2 * 17 * 65536, "half of the rows, twice"
+    assert lesson04.sent_bytes(run, "prefill", "tp") == 2 * 17 * 65536, "half of the rows, twice"
     assert lesson04.per_step(run, "decode", "tp") == 34
     assert lesson04.per_step(run, "prefill", "tp") == lesson04.expected(ReferenceCase(), run, "prefill", "tp") == 35
     rows = lesson04.traffic_table({"TP2+sp": run}, "prefill", "tp").rows
     assert [row[1:4] for row in rows] == [["all_gather", "17", "65,536 B"], ["reduce_scatter", "17", "131,072 B"]]
     assert rows[0][4] == "2,176.0 KiB"
     with pytest.raises(ValueError, match="no pure decode step"):
-        operations.largest_steps(recorded("tp2", [step(0, 8, 0)], []), "decode")
+        lesson04.largest_steps(recorded("tp2", [step(0, 8, 0)], []), "decode")
 
 
-def test_the_card_says_by_the_shapes_what_was_recorded():
-    table = operations.five_questions(ReferenceCase(), shared_rows(), "prefill")
-    answers: dict[str, Any] = {row[1]: row[2:] for row in table.rows}
-    assert answers["how often in a step?"] == [
-        "17 reduce_scatter, 17 all_gather, 1 gather", "17 all_gather, 1 gather, 17 reduce_scatter",
-    ]  # fmt: skip
-    shapes, seen = answers["what crosses?"]
-    assert all(f"{op} of {size} B" in text for text in (shapes, seen)
-               for op, size in (("reduce_scatter", "131,072"), ("all_gather", "65,536")))  # fmt: skip
-    assert "norm" in answers["what stays replicated?"][0]
+def test_in_a_ring_each_rank_sends_and_the_table_counts_one():
+    run = recorded("pcp2+ring", [step(0, 64, 0)], [(0, "pcp", "send", 4096)] * 8)
+    (row,) = lesson04.traffic_table({"x": run}, "prefill", "pcp").rows
+    assert row == ["x", "send", "8", "4,096 B", "32.0 KiB"]
+    assert lesson04.per_step(run, "prefill", "pcp") == lesson04.expected(ReferenceCase(), run, "prefill", "pcp") == 8
 
 
 def test_balance_is_told_as_planned_and_as_recorded():

@@ -16,7 +16,6 @@ from labkit.layout import Layout, rank_loads
 from labkit.measure.records import StepRecord
 from labkit.server.client import ServerError
 from labkit.teach import lesson05, own_server
-from labkit.teach.card import card_table, mean_step
 from labkit.teach.expert_exercises import SPREAD_CASES
 from labkit.teach.lesson05 import Answer
 from labkit.teach.reference import MIB, ReferenceCase
@@ -87,24 +86,6 @@ def test_one_rank_is_too_little_for_two_copies_and_enough_for_shared_experts() -
     assert CASE.weights_bytes("dp2") > CASE.budget_bytes > CASE.weights_bytes("dp2xep2")
     roomy = 2 * CASE.budget_bytes
     assert (roomy - CASE.weights_bytes("dp2") - 2 * MIB) // CASE.kv_bytes_per_token("dp2") > 2000
-
-
-def test_the_card_has_the_runs_own_bytes_beside_the_arithmetic() -> None:
-    run = skewed_run()
-    run.summary["memory_bytes"] = [{**rank} for rank in run.summary["memory_bytes"]]
-    table = card_table(CASE, run)
-    ep = table.rows[5:]
-    assert [row[1] for row in ep] == [
-        "what is partitioned?", "what stays replicated?", "what crosses?", "how often in a step?",
-        "what does it improve?",
-    ]  # fmt: skip
-    assert ep[0][2:] == ["experts 24 MiB → 12 MiB", "experts 12 MiB"]
-    assert ep[1][2:] == ["router 32 KiB", "router 32 KiB"]
-    assert ep[3][2:] == ["8 × all_to_all"] * 2
-    assert ep[2][2].count("32.1 KiB") == 1 and ep[2][3] == "all_to_all: 64.1 KiB a step"
-    assert mean_step(run).prefill_tokens == 4 and mean_step(run).decode_seqs == 0
-    with pytest.raises(ValueError, match="has no steps"):
-        card_table(CASE, Run("r", {"layout": "dp2xep2"}, []))
 
 
 def test_the_least_number_of_drops_is_what_no_order_of_steps_can_avoid() -> None:

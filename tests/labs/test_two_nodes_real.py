@@ -17,8 +17,8 @@ pytestmark = [needs_nodes, pytest.mark.engine, pytest.mark.slow]
 KERNEL = """
 import sys
 from labkit.lab import connect
-from labkit.teach.two_nodes import two_nodes
-server = two_nodes("lab-5m", 1, "200mbit")
+from labkit.teach.beside import two_halves
+server = two_halves("lab-5m", 1, "200mbit")
 with connect(server.where["url"], server.where["token"]) as lab:
     lab.wait_ready()
     lab.switch("tp2", probe=False)
@@ -31,7 +31,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
 def test_nothing_is_left_of_a_kernel_that_went(tmp_path: Path, killed: bool):
-    env = {**os.environ, "LABKIT_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "LABKIT_HOME": str(tmp_path), "LABKIT_RUNTIME": str(tmp_path)}
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
     assert kernel.stdin is not None and kernel.stdout is not None
     pid, sent = map(int, kernel.stdout.readline().split())
@@ -43,4 +43,4 @@ def test_nothing_is_left_of_a_kernel_that_went(tmp_path: Path, killed: bool):
     wait_gone(pid, 30.0)
     if not killed:
         time.sleep(0.1)
-        assert not list(tmp_path.glob("labkit-own-*"))
+        assert not list((tmp_path / "labkit").glob("own-*"))
