@@ -149,3 +149,10 @@ def test_every_command_has_a_sentence_of_help():
     text = _ask("--help").stdout
     for command in ("run", "compare", "layouts", "runs", "export", "serve", "switch", "status", "stop"):
         assert command in text
+
+
+def test_a_run_is_exported_under_its_own_name(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for kind, name in (("vllm", f"{stored}.json"), ("trace", f"{stored}.trace.json"), ("csv", stored)):
+        _ask("export", stored, "--format", kind)
+        assert (tmp_path / name).exists()

@@ -77,7 +77,9 @@ def runs(
 
 def export(
     run_id: Annotated[str, typer.Argument(help="As `labkit runs` lists it; `last` is the newest.")],
-    target: Annotated[Path, typer.Argument(help="A file for vllm and trace, a folder for parquet and csv.")],
+    target: Annotated[
+        Path | None, typer.Argument(help="A file for vllm and trace, a folder for parquet and csv; by the run's name.")
+    ] = None,
     kind: Annotated[str, typer.Option("--format", help="vllm, trace (for Perfetto), parquet or csv.")] = "vllm",
 ) -> None:
     """Write a stored run out, for other tools."""
@@ -89,6 +91,7 @@ def export(
             if run_id == "last":
                 newest = store.runs(1)
                 run_id = newest[0]["run_id"] if newest else run_id
-            made = export_run(store, run_id, kind, target)
+            by_name = Path() if kind in ("vllm", "trace") else Path(run_id)
+            made = export_run(store, run_id, kind, target or by_name)
     for path in made:
         typer.echo(path)
