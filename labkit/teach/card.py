@@ -33,7 +33,8 @@ _NAMES = {
 }
 _REMARK = (
     "Weights and crossings are measured here, with the arithmetic's own figure in brackets; the layout without the "
-    "axis, and what it improves, are predicted. Bytes of a crossing are what a rank gives to it, mean over its group."
+    "axis, and what it improves, are predicted. Bytes of a crossing are the mean over the ranks of its group: a single "
+    "token is with one rank of those that share it out, and logits are gathered in one group only."
 )
 
 
@@ -90,7 +91,7 @@ def _answers(run: Run, by_phase: Mapping[str, AxisCard], often: list[list[str]])
     cut = (f"{s.part}: {_size(s.without_bytes)} → {_held(here, s.part, s.with_bytes)}" for s in card.partitioned)
     kept = (f"{s.part}, {s.copies:g} copies" for s in card.replicated)
     return [
-        ["what is partitioned", _lines(cut)],
+        ["what is partitioned", "; ".join(cut) or "no bytes, only work"],
         ["what stays replicated", _lines(kept)],
         ["what crosses", _lines(dict.fromkeys(what for each in by_phase.values() for what in each.crosses))],
         *often,
@@ -136,21 +137,25 @@ def _expected(layout: Layout, case: ReferenceCase, steps: Sequence[StepRecord], 
 
 
 def _changes(by_phase: Mapping[str, Sequence[Improvement]]) -> str:
-    """Each change once; one that is not alike in all phases is told with its phase."""
-    phases: dict[str, list[str]] = {}
+    """Each quantity once; where it is not alike in all phases, with the phase."""
+    found: dict[str, dict[str, list[str]]] = {}
     for phase, changes in by_phase.items():
         for change in changes:
-            phases.setdefault(_change(change), []).append(phase)
-    return _lines(text if len(of) == len(by_phase) else f"{text} ({', '.join(of)})" for text, of in phases.items())
+            name = _NAMES.get(change.quantity, change.quantity)
+            found.setdefault(name, {}).setdefault(_change(change), []).append(phase)
+    return _lines(f"{name}: {_by_phase(values, len(by_phase))}" for name, values in found.items())
+
+
+def _by_phase(values: Mapping[str, Sequence[str]], num_phases: int) -> str:
+    return ", ".join(text if len(of) == num_phases else f"{text} ({', '.join(of)})" for text, of in values.items())
 
 
 def _change(change: Improvement) -> str:
-    name = _NAMES.get(change.quantity, change.quantity)
     if change.quantity.endswith("_bytes"):
-        return f"{name}: {_size(change.without)} → {_size(change.with_axis)}"
+        return f"{_size(change.without)} → {_size(change.with_axis)}"
     if change.quantity == "step_flops":
-        return f"{name}: {change.without / 1e6:.3g} → {change.with_axis / 1e6:.3g} million"
-    return f"{name}: {change.without:,} → {change.with_axis:,}"
+        return f"{change.without / 1e6:.3g} → {change.with_axis / 1e6:.3g} million"
+    return f"{change.without:,} → {change.with_axis:,}"
 
 
 def _told(shapes: Mapping[str, StepShape]) -> str:

@@ -74,3 +74,13 @@ def test_seconds_are_those_of_the_clock_where_replicas_work_at_once():
 def test_another_unit_is_refused_with_those_that_there_are():
     with pytest.raises(ValueError, match="per token or per second, not per 'step'"):
         only([row("tp", "all_reduce", 4, 0, 1)]).num_per("step")
+
+
+def test_operations_can_be_told_apart_and_steps_of_two_replicas_share_one():
+    """Two exchanges of an ep group whose ranks are two replicas, each with its own step; a gather of one of them."""
+    rows = [row("ep", "all_to_all", 8, rank, seq) | {"step_id": rank} for rank in (0, 1) for seq in (1, 2)]
+    rows.append(row("ep", "gather", 64, 0, 3) | {"step_id": 0})
+    steps = [step(0, 30, decode_seqs=1), step(10, 40, decode_seqs=1, replica=1)]
+    assert (only(rows, steps).num, only(rows, steps).per_step) == (3, 2.5)
+    found = crossings(pd.DataFrame(rows), steps, by_op=True)
+    assert [(each.op, each.num, each.per_step) for each in found] == [("all_to_all", 2, 2.0), ("gather", 1, 0.5)]
