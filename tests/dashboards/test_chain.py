@@ -19,7 +19,8 @@ from voila_server import VoilaServer, write_notebook
 pytestmark = pytest.mark.browser
 
 SILENT_S = 3
-CULL_S = 4
+CULL_S = 8
+"""Longer than a busy machine takes from a kernel's first rest to the browser's connection."""
 
 
 @pytest.fixture(scope="module")
