@@ -30,6 +30,7 @@ class ServedModel:
     name: str
     path: str
     vocab_size: int
+    has_experts: bool = False
 
 
 def serve_model(model: str, layout: Layout, on_line: OnLine | None = None) -> ServedModel:
@@ -45,21 +46,21 @@ def serve_model(model: str, layout: Layout, on_line: OnLine | None = None) -> Se
         if "/" in model and not model.startswith(("/", ".", "~")):
             return ServedModel(model, model, _UNKNOWN_VOCAB)
         raise
-    vocab_size = _vocab_of(folder, layout)
-    if any(folder.glob("*.safetensors")):
-        return ServedModel(folder.name, str(folder.resolve()), vocab_size)
-    return ServedModel(folder.name, str(_exported(model, folder.name, on_line)), vocab_size)
-
-
-def _vocab_of(folder: Path, layout: Layout) -> int:
-    """Of a family that we know, with the layout's legality checked; of any other, as its config says."""
+    has_weights = any(folder.glob("*.safetensors"))
     try:
         spec = load_spec(folder)
     except ValueError:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or _UNKNOWN_VOCAB)
+        if not has_weights:
+            raise
+        return ServedModel(folder.name, str(folder), _vocab_in(folder))  # a family that we do not know
     require_legal(layout, spec)
-    return spec.vocab_size
+    path = folder if has_weights else _exported(model, folder.name, on_line)
+    return ServedModel(folder.name, str(path), spec.vocab_size, spec.moe is not None)
+
+
+def _vocab_in(folder: Path) -> int:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or _UNKNOWN_VOCAB)
 
 
 def _exported(model: str, name: str, on_line: OnLine | None, seed: int = 0) -> Path:

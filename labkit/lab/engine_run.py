@@ -57,7 +57,7 @@ def run_engine(
     assert plan.layout is not None
     flags = deploy_flags(engine, plan.layout)
     program = find_engine(engine, python)
-    extra = shlex.split(engine_args) if isinstance(engine_args, str) else list(engine_args)
+    extra = _words(engine_args)
     served = serve_model(model, flags.layout, on_line)
     start = EnginePlan(engine, program, served.path, flags.flags, flags.layout.world_size, flags.environment, extra)
     run_id, machine = new_run_id(f"{engine}-{flags.layout.slug}"), look_at_machine()
@@ -79,9 +79,20 @@ def run_engine(
         environment=_environment(server, flags.layout, machine, about["version"]),
         settings={"engine_args": extra},
         engine=about,
-        notices=[*flags.notes, *recording.notices],
+        notices=[*flags.notes, *(flags.mixture_notes if served.has_experts else ()), *recording.notices],
     )
     return finish(recording, where)
+
+
+def _words(engine_args: str | Sequence[str]) -> list[str]:
+    if not isinstance(engine_args, str):
+        return list(engine_args)
+    try:
+        return shlex.split(engine_args)
+    except ValueError as error:
+        raise ValueError(
+            f"--engine-args {engine_args!r} cannot be taken apart as a shell would ({error}): close its quotes."
+        ) from error
 
 
 def _about(server: EngineServer, flags: DeployFlags) -> dict[str, Any]:

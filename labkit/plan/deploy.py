@@ -26,6 +26,8 @@ class DeployFlags:
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """Where that engine's splitting differs from ours, a sentence each."""
+    mixture_notes: tuple[str, ...] = ()
+    """The same, of models with experts only."""
 
 
 def deploy_flags(engine: str, layout: AnyLayout) -> DeployFlags:
@@ -59,7 +61,7 @@ def _vllm(layout: Layout) -> DeployFlags:
     if layout.ep > 1:
         flags.append("--enable-expert-parallel")
     environment = {"VLLM_PP_LAYER_PARTITION": _split(layout)} if layout.split else {}
-    return DeployFlags("vllm", layout, tuple(flags), environment, tuple(_vllm_notes(layout)))
+    return DeployFlags("vllm", layout, tuple(flags), environment, mixture_notes=_vllm_notes(layout))
 
 
 def _check_vllm(layout: Layout) -> None:
@@ -73,14 +75,12 @@ def _check_vllm(layout: Layout) -> None:
         )
 
 
-def _vllm_notes(layout: Layout) -> list[str]:
-    notes = []
-    if layout.dp > 1 and layout.ep == 1:
-        notes.append(
-            "vLLM cuts a mixture's experts over tp and dp together, so its replicas of such a model step together; "
-            "ours hold all experts each. Dense models are the same in both."
-        )
-    return notes
+def _vllm_notes(layout: Layout) -> tuple[str, ...]:
+    if layout.dp == 1 or layout.ep > 1:
+        return ()
+    return (
+        "vLLM cuts experts over tp and dp together, so that its replicas step together; ours hold all experts each.",
+    )
 
 
 # ---- SGLang
@@ -103,7 +103,7 @@ def _sglang(layout: Layout) -> DeployFlags:
     if layout.pcp > 1:
         flags += ["--enable-prefill-cp", "--cp-strategy", "zigzag"]
     environment = {"SGLANG_PP_LAYER_PARTITION": _split(layout)} if layout.split else {}
-    return DeployFlags("sglang", layout, tuple(flags), environment, tuple(_sglang_notes(layout)))
+    return DeployFlags("sglang", layout, tuple(flags), environment, _sglang_notes(layout))
 
 
 def _check_sglang(layout: Layout) -> None:
@@ -115,13 +115,13 @@ def _check_sglang(layout: Layout) -> None:
         )
 
 
-def _sglang_notes(layout: Layout) -> list[str]:
+def _sglang_notes(layout: Layout) -> tuple[str, ...]:
     if layout.pcp == 1:
-        return []
-    return [
+        return ()
+    return (
         f"SGLang counts its prefill-context ranks inside --tp-size (here {layout.tp} x {layout.pcp}) and cuts MLPs "
-        "over all of them; ours are cut over tp."
-    ]
+        "over all of them; ours are cut over tp.",
+    )
 
 
 # ---- both

@@ -1,7 +1,8 @@
 """A stand-in for `vllm serve`, for tests of starting, following and ending a server; it computes nothing.
 
 It is told to misbehave by variables: STAND_IN_DIES (before it is healthy), STAND_IN_ENDS_AFTER (that many requests),
-STAND_IN_CHILD (a file for the number of a child that left the process group), STAND_IN_DEAF (to polite signals).
+STAND_IN_DEAF (to polite signals). STAND_IN_CHILD is a file for the number of a child that left the process group,
+STAND_IN_BUSY one that is there after five requests.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         self.event(choices=[], usage=usage)
         self.wfile.write(b"data: [DONE]\n\n")
         served += 1
+        if served == 5 and (path := os.environ.get("STAND_IN_BUSY")):
+            open(path, "w").close()
         if served == int(os.environ.get("STAND_IN_ENDS_AFTER", "-1")):
             say("stand-in: enough")
             os._exit(9)

@@ -67,6 +67,7 @@ def test_an_unknown_engine_is_refused_with_those_that_there_are():
 
 
 def test_where_an_engine_splits_otherwise_it_is_noted():
-    assert "step together" in deploy_flags("vllm", read_layout("dp2")).notes[0]
-    assert deploy_flags("vllm", read_layout("tp2")).notes == ()
+    replicas = deploy_flags("vllm", read_layout("dp2"))
+    assert "step together" in replicas.mixture_notes[0] and replicas.notes == ()
+    assert deploy_flags("vllm", read_layout("tp2")).mixture_notes == ()
     assert "inside --tp-size (here 2 x 2)" in deploy_flags("sglang", read_layout("pcp2xtp2")).notes[0]
