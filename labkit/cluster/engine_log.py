@@ -27,10 +27,12 @@ class LogFollower:
 
 
 def plain_line(line: str) -> str:
-    """What a line of an engine's log says; an error keeps its level in front."""
+    """What a line of an engine's log says; warnings and errors keep their level, banners say nothing."""
     bare = _COLOUR.sub("", line).strip()
     match = _PREFIX.match(bare)
     said = bare[match.end() :].strip() if match else bare
+    if not any(letter.isalnum() for letter in said):
+        return ""
     level = match[3] if match and match[3] in ("WARNING", "ERROR") else ""
     return f"{level}: {said}" if level and said else said
 

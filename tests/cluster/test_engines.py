@@ -94,6 +94,7 @@ def test_an_engine_is_found_by_option_variable_path_and_missed_in_a_sentence(
         ("(Worker_TP1 pid=7) WARNING 11-30 02:58:31 [cpu.py:1] slow", "WARNING: slow"),
         ("INFO:     Application startup complete.", "INFO:     Application startup complete."),
         ("  ", ""),
+        ("(APIServer pid=42) INFO 11-30 02:58:31 [utils.py:293]  █▄▄▄▄ ▀▀▀▀", ""),
     ],
 )
 def test_a_line_of_the_log_without_its_place_and_time(line: str, said: str):
