@@ -12,6 +12,7 @@ import ctypes
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,12 +104,20 @@ class EngineServer:
                 self._family[child.pid] = child
 
     def stop(self) -> None:
-        """Asked first (its main process, which ends its ranks), then ended by force with all that it started."""
+        """Asked first (its main process, which ends its ranks), then ended by force with all that it started.
+
+        Another Ctrl-C while it is asked takes the patience away, not the rest.
+        """
         self._note_family()
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT if self.plan.engine == "vllm" else signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE_S)
+        try:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT if self.plan.engine == "vllm" else signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_GRACE_S)
+        finally:
+            self._end_family()
+
+    def _end_family(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         left = [child for child in self._family.values() if child.is_running()]
@@ -127,7 +136,7 @@ def started(
     port = _free_port()
     command, variables = plan.command(port, machine), plan.variables(machine)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="labkit-engine-", ignore_cleanup_errors=True) as scratch:
+    with _scratch_folder() as scratch:
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 command, env={**os.environ, **variables, "TMPDIR": scratch}, stdin=subprocess.DEVNULL, stdout=sink,
@@ -140,6 +149,18 @@ def started(
             yield server
         finally:
             server.stop()
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[str]:
+    """Where the engine's sockets and temporary files go; those of starters that were killed are removed."""
+    prefix = f"labkit-engine-{os.getuid()}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        owner = left.name.removeprefix(prefix).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", ignore_cleanup_errors=True) as scratch:
+        yield scratch
 
 
 def _die_with_parent() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -175,3 +176,7 @@ def test_a_stand_in_goes_when_its_starter_is_killed(tmp_path: Path):
     while psutil.pid_exists(pid) and time.monotonic() < until:
         time.sleep(0.02)
     assert not psutil.pid_exists(pid)
+    left = f"labkit-engine-{os.getuid()}-{starter.pid}-*"
+    assert list(Path(tempfile.gettempdir()).glob(left)), "nobody was there to remove its temporary files"
+    with started(_plan(), CPU, tmp_path / "next"):
+        assert not list(Path(tempfile.gettempdir()).glob(left)), "the next start does"
