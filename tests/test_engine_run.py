@@ -16,10 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.cli import app
-from labkit.cluster.engine_plan import EngineError
+from labkit.cluster.engine_plan import EngineError, find_engine
 from labkit.lab.engine_run import run_engine
 from labkit.lab.run import Run
+from labkit.layout import read_layout
 from labkit.paths import data_dir, repo_dir
+from labkit.plan.deploy import deploy_flags
 
 STAND_IN = Path(__file__).parent / "cluster" / "stand_in_engine.py"
 
@@ -140,10 +142,25 @@ def test_a_name_that_only_the_engine_knows_is_left_to_it(stand_in: Path):
     assert run.summary["engine"]["command"][2] == "somebody/some-model"
 
 
+needs_vllm = pytest.mark.skipif(
+    not os.environ.get("LABKIT_VLLM_PYTHON"), reason="LABKIT_VLLM_PYTHON names no Python with vLLM"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@needs_vllm
+def test_the_flags_are_words_of_the_installed_vllm():
+    asked = subprocess.run([*find_engine("vllm"), "--help=all"], capture_output=True, text=True, check=True)
+    for layout in ("dp2xpp2xtp4", "pcp2xtp2xdcp2", "dp2xtp2xep4"):
+        for word in deploy_flags("vllm", read_layout(layout)).flags:
+            assert word.isdigit() or word in asked.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not os.environ.get("LABKIT_VLLM_PYTHON"), reason="LABKIT_VLLM_PYTHON names no Python with vLLM")
+@needs_vllm
 @pytest.mark.parametrize("layout", ["tp1", "tp2"])
 def test_a_real_vllm_is_started_measured_and_ended(layout: str):
     before = {process.pid for process in psutil.process_iter()}

@@ -16,7 +16,7 @@ from labkit.cluster.engine_plan import SERVED_NAME, EnginePlan, find_engine
 from labkit.cluster.engines import START_TIMEOUT_S, EngineServer, OnLine, fetch, started
 from labkit.cluster.topology import Machine, default_threads, look_at_machine
 from labkit.lab.engine_model import DEFAULT_MODEL, serve_model
-from labkit.lab.plan import new_run_id, plan_of, utc_now
+from labkit.lab.plan import as_layout, new_run_id, plan_of, utc_now
 from labkit.lab.run import Run, open_store
 from labkit.lab.running import OnUpdate, Recording, begin, finish
 from labkit.lab.summary import Setting
@@ -53,9 +53,9 @@ def run_engine(
     with (seconds, line) as its log grows while it starts. `more`: the other fields of RunPlan. Raises EngineError,
     LayoutError or ValueError, each with a sentence. Ctrl-C ends the run early and keeps what was measured.
     """
+    layout = as_layout(layout or "tp1")
     plan = plan_of(layout, workload, rate, seconds, **more)
-    assert plan.layout is not None
-    flags = deploy_flags(engine, plan.layout)
+    flags = deploy_flags(engine, layout)
     program = find_engine(engine, python)
     extra = _words(engine_args)
     served = serve_model(model, flags.layout, on_line)
