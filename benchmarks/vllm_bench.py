@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -87,7 +88,9 @@ def compare(layout: str, args: argparse.Namespace, scratch: Path, driver: Driver
         ours(server, driver, args, model.vocab_size)  # not counted: page faults, connections, the first shapes
         for index in range(args.rounds):
             a = ours(server, driver, args, model.vocab_size)
-            rounds.append((a, theirs(server, program[0], args, model.path, scratch, 1000 * len(layout) + index)))
+            b = theirs(server, program[0], args, model.path, scratch, 1000 * len(layout) + index)
+            rounds.append((a, b))
+            print(f"{layout} round {index}: labkit {a}, vllm bench {b}", file=sys.stderr, flush=True)
     return {"layout": layout, **summed_up(rounds)}
 
 

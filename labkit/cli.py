@@ -83,7 +83,7 @@ def run(
         workload, rate, seconds, num_requests, concurrency, objective, seed, warmup, length_scale
     )
     options |= {"trace": trace, "time_scale": time_scale}
-    asked = {"endpoint": endpoint, "prompt_mode": "text" if text else "ids"}
+    asked: dict[str, Any] = {"endpoint": endpoint, "prompt_mode": "text" if text else "ids"}
     with sentences():
         if engine or engine_args or engine_python:
             from labkit.lab.engine_commands import check_options, start_and_run
