@@ -60,13 +60,13 @@ def ours(server: EngineServer, driver: DriverProcess, args: argparse.Namespace, 
 def theirs(
     server: EngineServer, program: str, args: argparse.Namespace, model: str, scratch: Path, seed: int
 ) -> Figures:
-    result = scratch / f"result-{seed}.json"
+    result = (args.keep or scratch) / f"vllm-{server.plan.num_ranks}-ranks-{seed}.json"
     command = [
         program, "bench", "serve", "--base-url", server.url, "--endpoint", "/v1/completions", "--model", SERVED_NAME,
         "--tokenizer", model, "--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS),
         "--random-output-len", str(OUTPUT_TOKENS), "--num-prompts", str(args.requests), "--max-concurrency",
         str(args.concurrency), "--ignore-eos", "--temperature", "0", "--seed", str(seed), "--disable-tqdm",
-        "--save-result", "--result-filename", str(result),
+        "--save-result", "--save-detailed", "--result-filename", str(result),
     ]  # fmt: skip
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode or not result.exists():
@@ -88,7 +88,7 @@ def compare(layout: str, args: argparse.Namespace, scratch: Path, driver: Driver
         ours(server, driver, args, model.vocab_size)  # not counted: page faults, connections, the first shapes
         for index in range(args.rounds):
             a = ours(server, driver, args, model.vocab_size)
-            b = theirs(server, program[0], args, model.path, scratch, 1000 * len(layout) + index)
+            b = theirs(server, program[0], args, model.path, scratch, index)
             rounds.append((a, b))
             print(f"{layout} round {index}: labkit {a}, vllm bench {b}", file=sys.stderr, flush=True)
     return {"layout": layout, **summed_up(rounds)}
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="a folder for vLLM's own result files (labkit import reads them)")
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="last: more words for vllm serve")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="labkit-vllm-bench-") as name, DriverProcess() as driver:
