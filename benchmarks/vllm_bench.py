@@ -42,10 +42,12 @@ AIM = 0.05
 Figures = dict[str, float]
 
 
-def ours(server: EngineServer, driver: DriverProcess, args: argparse.Namespace, vocab_size: int) -> Figures:
+def ours(
+    server: EngineServer, driver: DriverProcess, args: argparse.Namespace, vocab_size: int, num: int = 0
+) -> Figures:
     spec = RunSpec(
         target=Target(url=server.url, model=SERVED_NAME), run_id=f"pair-{time.monotonic_ns()}", workload=WORKLOAD,
-        num_requests=args.requests, concurrency=args.concurrency, vocab_size=vocab_size,
+        num_requests=num or args.requests, concurrency=args.concurrency, vocab_size=vocab_size,
     )  # fmt: skip
     records = driver.run(spec).records
     if bad := [record for record in records if record.status != "completed" or record.n != OUTPUT_TOKENS]:
@@ -85,7 +87,7 @@ def compare(layout: str, args: argparse.Namespace, scratch: Path, driver: Driver
     plan = EnginePlan("vllm", program, model.path, flags.flags, flags.layout.world_size, flags.environment, args.extra)
     rounds: list[tuple[Figures, Figures]] = []
     with started(plan, look_at_machine(), scratch / f"{layout}.log") as server:
-        ours(server, driver, args, model.vocab_size)  # not counted: page faults, connections, the first shapes
+        ours(server, driver, args, model.vocab_size, 4)  # not counted: page faults, connections, the first shapes
         for index in range(args.rounds):
             a = ours(server, driver, args, model.vocab_size)
             b = theirs(server, program[0], args, model.path, scratch, index)
