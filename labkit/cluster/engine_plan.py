@@ -1,8 +1,8 @@
 """How a production engine's server is started: which program, with which words and variables.
 
 The command is what a person would type: the engine's own program, a model, the flags of a layout, and last what a user
-adds, so that it wins. SGLang's command follows its documentation and could not be tried on the machines where labkit is
-tested (it has no CPU build there); vLLM's is tried with one and with two ranks on CPUs.
+adds, so that it wins. SGLang's command follows
+its documentation and has not been tried against a real SGLang; only its words are tested. vLLM's has been run on a CPU.
 """
 
 from __future__ import annotations
