@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.lab import Lab, Objective, Run, connect, run_against
+    from labkit.lab import Lab, Objective, Run, connect, run_against, run_engine
     from labkit.layout import Layout
 
 __version__ = "0.1.0"
-__all__ = ["Lab", "Layout", "Objective", "Run", "connect", "run_against"]
+__all__ = ["Lab", "Layout", "Objective", "Run", "connect", "run_against", "run_engine"]
 _HOMES = {"Layout": "labkit.layout"}
 
 

@@ -73,6 +73,9 @@ def run(
     text: Annotated[
         bool, typer.Option("--text", help="Ask a foreign server in words, not token ids.")
     ] = False,
+    engine: Annotated[str, typer.Option(help="Start vllm or sglang for this run, with --layout's flags.")] = "",
+    engine_args: Annotated[str, typer.Option(help="Added to its command: '--enforce-eager …'.")] = "",
+    engine_python: Annotated[str, typer.Option(help="The Python that has it; else LABKIT_VLLM_PYTHON.")] = "",
     as_json: _Json = False,
 ) -> None:
     """Send a load and measure it: a live table, a summary, and one JSON line last."""
@@ -80,18 +83,24 @@ def run(
         workload, rate, seconds, num_requests, concurrency, objective, seed, warmup, length_scale
     )
     options |= {"trace": trace, "time_scale": time_scale}
+    asked: dict[str, Any] = {"endpoint": endpoint, "prompt_mode": "text" if text else "ids"}
     with sentences():
-        lab = _foreign_or_lab(server, model, ranks, layout)
-        with _screen(as_json) as show:
-            if lab is None:
-                from labkit.lab import run_against
+        if engine or engine_args or engine_python:
+            from labkit.lab.engine_commands import check_options, start_and_run
 
-                mode = "text" if text else "ids"
-                options |= {"token": token(), "endpoint": endpoint, "prompt_mode": mode}
-                done = run_against(server, model, on_update=show, **options)
-            else:
-                with lab:
-                    done = lab.run(layout or None, settings=read_settings(setting), on_update=show, **options)
+            check_options(engine, server=server, setting=setting, ranks=ranks)
+            done = start_and_run(
+                engine, layout, _screen, as_json, model=model, engine_args=engine_args, python=engine_python,
+                **asked, **options,
+            )  # fmt: skip
+        elif (lab := _foreign_or_lab(server, model, ranks, layout)) is None:
+            from labkit.lab import run_against
+
+            with _screen(as_json) as show:
+                done = run_against(server, model, token=token(), on_update=show, **asked, **options)
+        else:
+            with lab, _screen(as_json) as show:
+                done = lab.run(layout or None, settings=read_settings(setting), on_update=show, **options)
     _report(done, as_json)
 
 

@@ -147,7 +147,7 @@ def test_starting_the_shell_imports_nothing_heavy():
 
 def test_every_command_has_a_sentence_of_help():
     text = _ask("--help").stdout
-    for command in ("run", "compare", "layouts", "runs", "export", "serve", "switch", "status", "stop"):
+    for command in ("run", "compare", "layouts", "runs", "export", "import", "serve", "switch", "status", "stop"):
         assert command in text
 
 

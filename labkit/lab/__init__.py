@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.lab.compare import Comparison
+    from labkit.lab.engine_run import run_engine
     from labkit.lab.lab import Lab, connect, run_against
     from labkit.lab.live import LiveSession
     from labkit.lab.plan import RunPlan
@@ -25,6 +26,7 @@ _HOMES = {
     "connect": "labkit.lab.lab",
     "open_store": "labkit.lab.run",
     "run_against": "labkit.lab.lab",
+    "run_engine": "labkit.lab.engine_run",
 }
 __all__ = [
     "Comparison",
@@ -36,6 +38,7 @@ __all__ = [
     "connect",
     "open_store",
     "run_against",
+    "run_engine",
 ]
 
 

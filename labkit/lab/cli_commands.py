@@ -19,6 +19,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Nothing on stdout but one J
 def register(app: typer.Typer) -> None:
     for command in (layouts, runs, export):
         app.command()(command)
+    app.command("import")(import_file)
 
 
 def layouts(
@@ -95,3 +96,21 @@ def export(
             made = export_run(store, run_id, kind, target or by_name)
     for path in made:
         typer.echo(path)
+
+
+def import_file(
+    path: Annotated[Path, typer.Argument(help="vllm bench serve's --save-detailed, or aiperf's .jsonl.")],
+    layout: Annotated[str, typer.Option(help="How that server was split, where the file does not say.")] = "",
+    as_json: _Json = False,
+) -> None:
+    """Store what another load client measured as a run."""
+    with sentences():
+        from labkit.lab import screen
+        from labkit.lab.importing import import_results
+
+        done = import_results(path, layout)
+        if not as_json:
+            from rich.console import Console
+
+            Console(highlight=False).print(screen.summary(done.summary))
+    typer.echo(json.dumps(done.summary))

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from labkit.cluster.engine_plan import EngineError
 from labkit.lab.joining import Joiner
 from labkit.lab.plan import RunPlan, new_run_id, utc_now
 from labkit.lab.run import Run, open_store
@@ -83,7 +84,7 @@ class Recording:
         )
 
     def drive(self, driver: DriverProcess, spec: RunSpec, check: Callable[[], None]) -> None:
-        """Send the load; returns when it is over, was stopped by Ctrl-C, or `check` raised ServerError."""
+        """Send the load; returns when it is over, was stopped by Ctrl-C, or `check` raised (a server that went)."""
         driving = driver.start(
             spec,
             self.joiner.add_records,
@@ -96,7 +97,7 @@ class Recording:
         except KeyboardInterrupt:
             self.stopped = True
             self.report = driver.stop()
-        except (ServerError, DriverError) as error:
+        except (ServerError, DriverError, EngineError) as error:
             self.error = str(error)
             with contextlib.suppress(DriverError, TimeoutError):
                 self.report = driver.stop()

@@ -85,12 +85,30 @@ def summary(figures: dict[str, Any]) -> Group:
     if share["compute"] is not None:
         shares = {name: share[name] * 100 for name in ("compute", "wait", "transfer", "idle")}
         parts.append(_line("ranks", shares, "%"))
+    if figures.get("engine") and figures["engine"].get("metrics"):
+        parts.append(engine_metrics(figures["engine"]))
     return Group(*parts, *verdicts(figures["quality"]))
+
+
+def engine_metrics(engine: dict[str, Any]) -> Text:
+    """What an engine said of itself beside the run."""
+    metrics = engine["metrics"]
+    if not metrics["num_samples"]:
+        return Text(f"{engine['name']} told nothing of itself: its /metrics did not answer")
+    names = (("waiting", 1, ""), ("running", 1, ""), ("kv_use", 100, " %"))
+    gauges = [
+        f"{name.replace('_', ' ')} {number(gauge['mean'] * scale)} (at most {number(gauge['max'] * scale)}){unit}"
+        for name, scale, unit in names
+        if (gauge := metrics[name])
+    ]
+    return Text(f"{engine['name']} says:  {'  '.join(gauges)}  preemptions {number(metrics['preemptions'], 0)}")
 
 
 def _title(figures: dict[str, Any]) -> Text:
     requests = figures["requests"]
-    where = figures["layout"] or "foreign server"
+    engine = figures.get("engine")
+    where = f"{engine['name']} {engine['version']}  " if engine else ""
+    where += figures["layout"] or "foreign server"
     names = ("failed", "refused", "cancelled", "unsent")
     broken = ", ".join(f"{requests[name]} {name}" for name in names if requests[name])
     counts = f"{requests['completed']} of {requests['scheduled']} requests completed"

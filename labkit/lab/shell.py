@@ -32,12 +32,13 @@ def token() -> str:
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
     """Exit code 2 for what the message explains, 130 for Ctrl-C."""
+    from labkit.cluster.engine_plan import EngineError
     from labkit.load.driver import DriverError
     from labkit.load.trial import ServerUnusable
     from labkit.measure.store import StoreError
     from labkit.server.client import ServerError
 
-    known = (ServerError, ServerUnusable, DriverError, StoreError)
+    known = (ServerError, ServerUnusable, DriverError, StoreError, EngineError)
     try:
         yield
     except KeyboardInterrupt:

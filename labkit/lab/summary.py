@@ -32,6 +32,8 @@ class Setting(msgspec.Struct, kw_only=True):
     switch: dict[str, Any] | None = None
     num_foreign: int = 0
     notices: list[str] = []
+    engine: dict[str, Any] | None = None
+    """Of a production engine that was started for the run: name, version, command, flags, metrics."""
 
 
 def setting_of(state: Mapping[str, Any], switch: dict[str, Any] | None, num_foreign: int) -> Setting:
@@ -82,6 +84,7 @@ def build_summary(
         "settings": where.settings,
         "switch": where.switch,
         "environment": msgspec.to_builtins(environment) if environment else None,
+        "engine": where.engine,
     }
 
 

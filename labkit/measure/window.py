@@ -103,7 +103,7 @@ class SlidingWindow:
 
         Requests that ended and good ones by their end, tokens by arrival.
         """
-        last = self._second(now_ns)
+        last = max(0, self._second(now_ns))  # a load is started a moment before its first instant
         first = max(0, last - self._series_s)
         for second in [second for second in self._tokens if second < first]:
             del self._tokens[second]

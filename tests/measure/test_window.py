@@ -140,3 +140,10 @@ def test_the_step_meter_forgets_and_starts_anew():
     meter.reset(6000 * MS)
     meter.add([step(5000, 6100, [1], [0], [0])])  # of the layout before
     assert meter.snapshot(7000 * MS)["steps"]["per_s"] == 0
+
+
+def test_a_load_that_begins_in_a_moment_has_no_series_yet():
+    window = SlidingWindow()
+    window.start(1_000 * MS)
+    figures = window.snapshot(950 * MS, OBJECTIVE)
+    assert figures["series"]["t_s"] == [] and figures["requests"]["ended"] == 0
