@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from labkit.measure.achieved import Roofs
     from labkit.measure.explain import Explanation
+    from labkit.measure.memory import MemoryAccount
 
 
 def open_store() -> Store:
@@ -96,6 +97,13 @@ class Run:
 
         return pd.DataFrame(self.summary.get("memory_bytes") or [])
 
+    @property
+    def memory_parts(self) -> MemoryAccount:
+        """Each rank's memory part by part, counted beside measured."""
+        from labkit.measure.memory import memory_account
+
+        return memory_account(self.summary)
+
     @functools.cached_property
     def collectives(self) -> pd.DataFrame:
         """One row per collective and rank, from the parquet that the server wrote when the run ended."""
@@ -125,7 +133,7 @@ class Run:
 
         for run in (self, other):
             if run is not None and "ttft_ms" not in run.summary:
-                raise ValueError(f"Run {run.run_id} is {run.status}: it has no summary, so there is nothing to explain.")
+                raise ValueError(f"Run {run.run_id} is {run.status}: it has no summary that could be explained.")
         return explain(self, other, roofs or _own_roofs(self))
 
     def save(self, target: str | Path, kind: str = "vllm") -> list[Path]:

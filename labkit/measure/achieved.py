@@ -48,7 +48,8 @@ class Achieved:
         text = f"{self.read_mib:.1f} MiB read per rank and step, {self.gb_s:.2g} GB/s and {self.gflop_s:.3g} GFLOP/s"
         if self.read_share is None or self.flop_share is None:
             return f"{text}; the machine's roofs are not known"
-        text += f": {self.read_share:.0%} of what memory gives and {self.flop_share:.0%} of what products reach on its cores"
+        products = f"{self.flop_share:.0%} of what products reach on its cores"
+        text += f": {self.read_share:.0%} of what memory gives and {products}"
         return text + (" (above memory's roof: the caches hold the weights)" if self.read_share > 1 else "")
 
 

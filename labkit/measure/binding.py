@@ -95,7 +95,9 @@ Evidence = Callable[[], tuple[str, Mapping[str, Any]]]
 """A sentence and its figures, worked out only for the verdict that needs them."""
 
 
-def verdict(fall: Waterfall | None, figure: str, q: int, achieved: Achieved | None, why: Mapping[str, Evidence]) -> Verdict:
+def verdict(
+    fall: Waterfall | None, figure: str, q: int, achieved: Achieved | None, why: Mapping[str, Evidence]
+) -> Verdict:
     """`why`: group → what else speaks for it."""
     if fall is None:
         return Verdict(figure, q, CANNOT_TELL, "The server told nothing of its requests' parts (a foreign server, or "
@@ -126,7 +128,8 @@ def _kind(group: str, achieved: Achieved | None) -> tuple[str, str]:
         return names[group], "None of it is the engine's." if group == "outside" else ""
     if achieved is None or achieved.read_share is None or achieved.flop_share is None:
         sentence = f"{achieved.sentence()}." if achieved else ""
-        return "computing", f"{sentence} Whether products or memory hold it up cannot be told without the roofs.".strip()
+        untold = "Whether products or memory hold it up cannot be told without the roofs."
+        return "computing", f"{sentence} {untold}".strip()
     told = f"Its steps: {achieved.sentence()}."
     if max(achieved.read_share, achieved.flop_share) < NEAR_ROOF:
         why = "small products, launches and Python between them, or cores that other programs use too"

@@ -19,6 +19,7 @@ from labkit.measure.breakdown import SHARES, TPOT_PARTS, TTFT_PARTS, parts_of, t
 from labkit.measure.lateness import who_is_late
 from labkit.measure.metrics import Window, counted
 from labkit.measure.records import RequestRecord, StepRecord
+from labkit.measure.statistics import few
 from labkit.measure.steady import steady_state
 
 if TYPE_CHECKING:
@@ -55,11 +56,15 @@ class Growth:
     total: tuple[float, float, float]
     """Change, low, high."""
     parts: dict[str, tuple[float, float, float]]
+    few: bool = False
+    """Too few requests lie beyond the percentile in one of the runs."""
 
     @property
     def sentence(self) -> str:
         change, low, high = self.total
         head = f"{self.figure} p{self.q} {change:+.1f} ms ({low:+.1f} to {high:+.1f})"
+        if self.few:
+            return f"{head}: cannot tell, too few requests for p{self.q}."
         if low <= 0 <= high:
             return f"{head}: cannot tell it from none."
         sure = [(name, row[0]) for name, row in self.parts.items() if row[1] * row[2] > 0 and row[0] * change > 0]
@@ -86,7 +91,8 @@ class Explanation:
         return {
             "label": self.label,
             "waterfalls": [
-                {"figure": w.figure, "percentile": w.q, "parts_ms": w.parts, "total_ms": w.total_ms, "n": w.n, "few": w.few}
+                {"figure": w.figure, "percentile": w.q, "parts_ms": w.parts, "total_ms": w.total_ms}
+                | {"n": w.n, "few": w.few}
                 for w in self.waterfalls
             ],
             "verdicts": [
@@ -98,7 +104,8 @@ class Explanation:
             "ranks": self.ranks,
             "other": self.other.to_dict() if self.other else None,
             "growth": [
-                {"figure": g.figure, "percentile": g.q, "total_ms": g.total, "parts_ms": g.parts, "sentence": g.sentence}
+                {"figure": g.figure, "percentile": g.q, "total_ms": g.total, "parts_ms": g.parts}
+                | {"few": g.few, "sentence": g.sentence}
                 for g in self.growth
             ],
         }
@@ -153,7 +160,7 @@ def _verdict(run: RunLike, fall: Waterfall | None, name: str, q: int, roofs: Roo
     mine = of_phases(steps, PHASES[name])
     why: dict[str, Evidence] = {
         "queue": lambda: _queue(run, name, fall, mine),
-        "waiting": lambda: who_is_late(run.collectives, PHASES[name], list((run.summary["step_share"]["by_rank"]))),
+        "waiting": lambda: who_is_late(run.collectives, PHASES[name], list(run.summary["step_share"]["by_rank"])),
         "transfer": lambda: _transfer(run, mine),
         "computing": lambda: _mixed(name, mine),
     }
@@ -170,7 +177,8 @@ def _queue(
     step_ms = float(np.median([step.end_ns - step.start_ns for step in steps])) / 1e6
     figures = {"step_ms": step_ms, "idle": idle}
     if name == "TPOT":
-        return f"Between its steps; a step takes {step_ms:.1f} ms, and the ranks are idle {idle:.0%} of the time.", figures
+        text = f"Between its steps; a step takes {step_ms:.1f} ms, and the ranks are idle {idle:.0%} of the time."
+        return text, figures
     preempted = sum(r.server.num_preemptions for r in counted(run.records, run.window) if r.server)
     evictions = f", {preempted} preemptions" if preempted else ""
     return f"It waits for {queue / step_ms:.1f} steps; the ranks are idle {idle:.0%} of the time{evictions}.", figures
@@ -222,7 +230,8 @@ def _growth(run: RunLike, other: RunLike, name: str, names: tuple[str, ...], of:
     low, high = np.percentile(draws, [2.5, 97.5], axis=0)
     ends = np.percentile(draws.sum(axis=1), [2.5, 97.5])
     parts = {part: (float(change[i]), float(low[i]), float(high[i])) for i, part in enumerate(names)}
-    return Growth(name, q, (float(change.sum()), float(ends[0]), float(ends[1])), parts)
+    total = (float(change.sum()), float(ends[0]), float(ends[1]))
+    return Growth(name, q, total, parts, f"p{q}" in few(min(len(here), len(there))))
 
 
 def _again(rows: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:

@@ -85,7 +85,8 @@ def _html_waterfall(fall: Waterfall) -> str:
 def _html_row(fall: Waterfall, name: str, value: float, before: float) -> str:
     left, right = sorted((before, before + value))
     start, end = (min(100.0, max(0.0, edge / fall.total_ms * 100)) for edge in (left, right))
-    bar = f'<div style="margin-left:{start:.1f}%;width:{max(end - start, 0.5):.1f}%;height:12px;background:#0072B2"></div>'
+    place = f"margin-left:{start:.1f}%;width:{max(end - start, 0.5):.1f}%"
+    bar = f'<div style="{place};height:12px;background:#0072B2"></div>'
     return (
         f'<tr><th scope="row" style="{_CELL};font-weight:normal">{html.escape(name)}</th>'
         f'<td style="{_CELL};text-align:right">{value:.2f} ms</td>'

@@ -41,7 +41,8 @@ def who_is_late(
     even = 1 / int(sizes[top["axis"]])
     if low > min(TIMES_ITS_SHARE * even, (1 + even) / 2):
         figures["straggler"] = rank
-        sentence = f"Rank {rank} is last to {share:.0%} of the {axis} collectives, by {top['behind_us']:.0f} µs (median)."
+        behind = f"{top['behind_us']:.0f} µs (median)"
+        sentence = f"Rank {rank} is last to {share:.0%} of the {axis} collectives, by {behind}."
         return f"{sentence} {spread}".strip(), figures
     sentence = f"No rank in particular: the most often last ({rank}) is so in {share:.0%} of the {axis} collectives"
     return f"{sentence}, where {even:.0%} would be even. {spread}".strip(), figures

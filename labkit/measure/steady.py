@@ -1,10 +1,10 @@
 """Since when a run was in a steady state: the part of it whose figures do not depend on how long one waits.
 
 The rule: a stretch drifts when its last third differs from its first beyond chance (rank test) and at a rate that
-makes half as much again in the window's length, in TTFT or, upwards, in the requests in flight. The steady part begins at the earliest of some candidate starts
-from which on nothing drifts any more, and ends with the last scheduled send; what is answered after it is the drain.
-When even the window's second half drifts, the run was never steady. Instants are told in seconds after the run's
-first scheduled send, warm-up included.
+makes half as much again in the window's length, in TTFT or, upwards, in the requests in flight. The steady part begins
+at the earliest of some candidate starts from which on nothing drifts any more, and ends with the last scheduled send;
+what is answered after it is the drain. When even the window's second half drifts, the run was never steady. Instants
+are told in seconds after the run's first scheduled send, warm-up included.
 """
 
 from __future__ import annotations
@@ -128,6 +128,6 @@ def _restless(
         return "queue", f"Never steady: the queue grows by {growth:.2g} requests/s."
     answer_s = float(np.median([record.last_ns - record.scheduled_ns for record in done])) / 1e9
     return "filling", (
-        f"Never steady: the requests in flight grow by {growth:.2g}/s while TTFT does not; an answer takes {answer_s:.1f} "
-        f"s of a window of {window.seconds:.1f} s."
+        f"Never steady: the requests in flight grow by {growth:.2g}/s while TTFT does not; an answer takes "
+        f"{answer_s:.1f} s of a window of {window.seconds:.1f} s."
     )
