@@ -104,10 +104,10 @@ def _num_tokens(step: StepRecord) -> int:
 
 def _read_bytes(layout: Layout, rank: int, spec: ModelSpec, dtype: int, step: StepRecord) -> float:
     dense, experts = _weights(layout, spec, rank, dtype)
+    touched = 1.0
     if experts and spec.moe:
-        experts = experts * touched_experts(spec.moe.num_experts, spec.moe.top_k, _num_tokens(step))
-        experts /= spec.moe.num_experts
-    return dense + experts + step.context_tokens * kv_bytes_per_token(layout, spec, rank, dtype)
+        touched = touched_experts(spec.moe.num_experts, spec.moe.top_k, _num_tokens(step)) / spec.moe.num_experts
+    return dense + experts * touched + step.context_tokens * kv_bytes_per_token(layout, spec, rank, dtype)
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ rests on (`labkit.measure.binding`), and says "cannot tell" where they do not ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -139,10 +139,8 @@ def explain(run: RunLike, other: RunLike | None = None, roofs: Roofs | None = No
         step_kinds(share),
         list(share.get("by_rank") or []),
         explain(other, roofs=roofs) if other else None,
-        [_growth(run, other, *figure, q) for figure in FIGURES for q in QUANTILES if _comparable(run, other, figure)]
-        if other
-        else [],
-    )  # fmt: skip
+        list(_what_grew(run, other)) if other else [],
+    )
 
 
 def _label(run: RunLike) -> str:
@@ -217,13 +215,16 @@ def step_kinds(step_share: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 # ---- what grew
 
 
-def _comparable(run: RunLike, other: RunLike, figure: tuple[str, tuple[str, ...], Any]) -> bool:
-    _, names, of = figure
-    return min(len(_rows(run, of, len(names))), len(_rows(other, of, len(names)))) >= MIN_GROWTH
+def _what_grew(run: RunLike, other: RunLike) -> Iterator[Growth]:
+    for name, names, of in FIGURES:
+        here, there = (_rows(each, of, len(names)) for each in (run, other))
+        if min(len(here), len(there)) >= MIN_GROWTH:
+            yield from (_growth(here, there, name, names, q) for q in QUANTILES)
 
 
-def _growth(run: RunLike, other: RunLike, name: str, names: tuple[str, ...], of: Any, q: int) -> Growth:
-    here, there = (_rows(each, of, len(names)) for each in (run, other))
+def _growth(
+    here: NDArray[np.float64], there: NDArray[np.float64], name: str, names: tuple[str, ...], q: int
+) -> Growth:
     rng = np.random.default_rng(0)
     change = band_mean(there, q) - band_mean(here, q)
     draws = np.array([band_mean(_again(there, rng), q) - band_mean(_again(here, rng), q) for _ in range(RESAMPLES)])
