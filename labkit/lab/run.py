@@ -158,7 +158,7 @@ def _own_roofs(run: Run) -> Roofs | None:
 def _measured_roofs() -> Roofs:
     import importlib
 
-    roofs: Roofs = importlib.import_module("labkit.teach.machine").measure_roofs(repeats=3)
+    roofs: Roofs = importlib.import_module("labkit.teach.machine").measure_roofs()
     return roofs
 
 

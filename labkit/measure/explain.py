@@ -84,6 +84,8 @@ class Explanation:
     step_kinds: dict[str, dict[str, float]]
     """Phase → its share of the time in steps, and the shares of compute, wait and transfer within."""
     ranks: list[dict[str, Any]]
+    roofs: dict[str, float] | None = None
+    """What compute was held against: read_gb_s and gflop_s, as measured with all cores."""
     other: Explanation | None = None
     growth: list[Growth] = field(default_factory=list)
 
@@ -102,6 +104,7 @@ class Explanation:
             "steady": self.steady,
             "step_kinds": self.step_kinds,
             "ranks": self.ranks,
+            "roofs": self.roofs,
             "other": self.other.to_dict() if self.other else None,
             "growth": [
                 {"figure": g.figure, "percentile": g.q, "total_ms": g.total, "parts_ms": g.parts}
@@ -138,6 +141,7 @@ def explain(run: RunLike, other: RunLike | None = None, roofs: Roofs | None = No
         steady_state(run.records, run.window),
         step_kinds(share),
         list(share.get("by_rank") or []),
+        {"read_gb_s": roofs.read_gb_s, "gflop_s": roofs.gflop_s} if roofs else None,
         explain(other, roofs=roofs) if other else None,
         list(_what_grew(run, other)) if other else [],
     )

@@ -20,7 +20,7 @@ def as_text(found: Explanation) -> str:
     lines = [found.label, found.steady["sentence"]]
     for fall in found.waterfalls:
         lines += ["", _title(fall), *(_bar(fall, *row) for row in _rows(fall))]
-    lines += ["", *map(str, found.verdicts), *_kinds(found)]
+    lines += ["", *map(str, found.verdicts), *_kinds(found), *_roofs(found)]
     if found.other:
         lines += ["", "Against it:", "", as_text(found.other), "", "What grew:", *_grown(found)]
     return "\n".join(lines)
@@ -58,6 +58,14 @@ def _kinds(found: Explanation) -> list[str]:
     ]
 
 
+def _roofs(found: Explanation) -> list[str]:
+    if not found.roofs:
+        return []
+    read, products = found.roofs["read_gb_s"], found.roofs["gflop_s"]
+    how = "measured just now with all cores, so lower when others use them"
+    return [f"Roofs: memory {read:.1f} GB/s, products {products:.0f} GFLOP/s ({how})."]
+
+
 def _grown(found: Explanation) -> list[str]:
     return [growth.sentence for growth in found.growth] or ["Too few requests with known parts to say."]
 
@@ -65,7 +73,7 @@ def _grown(found: Explanation) -> list[str]:
 def as_html(found: Explanation) -> str:
     parts = [f"<p><b>{html.escape(found.label)}</b><br>{html.escape(found.steady['sentence'])}</p>"]
     parts += [_html_waterfall(fall) for fall in found.waterfalls]
-    parts.append(_list([*map(str, found.verdicts), *_kinds(found)]))
+    parts.append(_list([*map(str, found.verdicts), *_kinds(found), *_roofs(found)]))
     if found.other:
         parts += [as_html(found.other), "<p><b>What grew</b></p>", _list(_grown(found))]
     return "".join(parts)

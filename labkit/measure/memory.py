@@ -77,6 +77,10 @@ class MemoryAccount:
     def unmeasured(self) -> list[str]:
         return [item.name for item in self.ranks[0].items if item.measured is None] if self.ranks else []
 
+    @property
+    def _kv_uncounted(self) -> bool:
+        return any(item.name == KV and item.counted is None for rank in self.ranks for item in rank.items)
+
     def largest(self, name: str) -> int | None:
         """Of a part, the most that a rank holds: it is the fullest rank that decides what fits."""
         found = [item.bytes for rank in self.ranks if (item := rank.of(name)) and item.bytes is not None]
@@ -101,6 +105,8 @@ class MemoryAccount:
             for item in rank.items
         ]
         told = [f"Not measurable on this backend: {', '.join(self.unmeasured)}."] if self.unmeasured else []
+        if self._kv_uncounted:
+            told.append("KV is not counted: the device chose the budget of weights and KV itself (memory_per_rank 0).")
         return "\n".join([f"{self.label}, MiB", head, *rows, *told])
 
     def _repr_html_(self) -> str:

@@ -4,7 +4,7 @@ The rule: a stretch drifts when its last third differs from its first beyond cha
 makes half as much again in the window's length, in TTFT or, upwards, in the requests in flight. The steady part begins
 at the earliest of some candidate starts from which on nothing drifts any more, and ends with the last scheduled send;
 what is answered after it is the drain. When even the window's second half drifts, the run was never steady. Instants
-are told in seconds after the run's first scheduled send, warm-up included.
+are told in seconds after the run's first scheduled send, warm-up included, or after its window begins without one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def steady_state(records: Sequence[RequestRecord], window: Window) -> Summary:
     answer takes too much of the run for as many to leave as come), or drift (TTFT alone).
     """
     rows = sorted(counted(records, window), key=lambda record: record.scheduled_ns)
-    origin = min((record.scheduled_ns for record in records), default=window.start_ns)
+    origin = min([window.start_ns, *(record.scheduled_ns for record in records)])
     done = [record for record in rows if record.status == "completed" and record.first_ns]
     last = max((record.last_ns for record in done), default=window.end_ns)
     found: Summary = {

@@ -71,7 +71,8 @@ def test_what_cannot_be_measured_is_none_and_said_so_and_what_can_is_shown():
 def test_a_budget_that_the_device_chose_leaves_kv_uncounted():
     summary = _summary("tp1")
     summary["settings"]["memory_per_rank"] = 0
-    assert memory_account(summary).ranks[0].of("kv").counted is None
+    account = memory_account(summary)
+    assert account.ranks[0].of("kv").counted is None and "KV is not counted" in repr(account)
 
 
 def test_an_unknown_model_is_measured_only_and_a_foreign_server_not_at_all():

@@ -59,6 +59,12 @@ def test_warm_up_and_drain_stand_apart():
     assert found["warmup_s"] == 2.0 and found["start_s"] == 2.0 and 3.0 < found["drain_s"] < 3.1
 
 
+def test_a_warm_up_without_a_request_does_not_make_instants_negative():
+    records = _stream([40.0] * 100)
+    found = steady_state(records, Window(-500_000_000, records[-1].scheduled_ns))
+    assert found["start_s"] == 0 and found["warmup_s"] == 0
+
+
 def test_too_few_requests_cannot_tell():
     found = _found(_stream([40.0] * 23))
     assert found["steady"] is None and "23 requests, and 24 are the least" in found["sentence"]
