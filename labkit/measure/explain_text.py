@@ -62,7 +62,7 @@ def _roofs(found: Explanation) -> list[str]:
     if not found.roofs:
         return []
     read, products = found.roofs["read_gb_s"], found.roofs["gflop_s"]
-    how = "measured just now with all cores, so lower when others use them"
+    how = "as measured with all cores; lower while others use them"
     return [f"Roofs: memory {read:.1f} GB/s, products {products:.0f} GFLOP/s ({how})."]
 
 

@@ -137,7 +137,7 @@ def test_compute_is_told_apart_by_the_roofs_and_only_by_them():
     assert _kinds(run, roofs=slow_memory)["TPOT", 50] == "bandwidth-bound"
     assert _kinds(run, roofs=slow_products)["TPOT", 50] == "compute-bound"
     assert _kinds(run, roofs=SimpleNamespace(read_gb_s=1e6, gflop_s=1e6))["TPOT", 50] == "overhead-bound"
-    assert "products 100 GFLOP/s (measured just now" in repr(explain(run, roofs=ROOFS))
+    assert "products 100 GFLOP/s (as measured" in repr(explain(run, roofs=ROOFS))
 
 
 def test_bytes_of_a_decode_step_are_weights_and_context():
