@@ -52,6 +52,12 @@ def test_pools_with_roles_are_listed_beside_the_layouts():
     assert slugs == ["prefill:tp1,decode:tp1", "prefill:tp1,decode:tp2", "prefill:tp2,decode:tp1", "any:tp1,long:pcp2"]
 
 
+def test_explain_says_what_it_can_and_grows_with_a_second_run(stored: str):
+    assert "TTFT p50:" in _ask("explain", "last").stdout
+    told = json.loads(_ask("explain", stored, stored, "--json").stdout)
+    assert told["label"] == told["other"]["label"] and told["steady"]["sentence"] and len(told["verdicts"]) == 4
+
+
 def test_layouts_in_words():
     text = _ask("layouts", "--model", "lab-5m", "--ranks", "3").stdout
     assert "tp2" in text and "not tp3:" in text
@@ -72,6 +78,7 @@ def test_runs_and_export(stored: str, tmp_path: Path):
     ("words", "sentence"),
     [
         (["export", "nobody", "x.json"], "no run 'nobody'"),
+        (["explain", "nobody"], "no run 'nobody'"),
         (["layouts", "--model", "no-such-model"], "no-such-model"),
         (["run", "--objective", "speed=3", "--server", "http://127.0.0.1:9"], "ttft=MS"),
         (["run", "--workload", "nonsense", "--server", "http://127.0.0.1:9"], "chat"),
@@ -147,7 +154,8 @@ def test_starting_the_shell_imports_nothing_heavy():
 
 def test_every_command_has_a_sentence_of_help():
     text = _ask("--help").stdout
-    for command in ("run", "compare", "layouts", "runs", "export", "import", "serve", "switch", "status", "stop"):
+    names = ("run", "compare", "layouts", "runs", "export", "explain", "import", "serve", "switch", "status", "stop")
+    for command in names:
         assert command in text
 
 

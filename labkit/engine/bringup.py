@@ -224,4 +224,5 @@ def _fitting_sentence(fitting: Sequence[Layout], num_ranks: int) -> str:
 
 def _memory_record(rank: int, answer: Configured | Ready) -> MemoryRecord:
     memory = answer.memory
-    return MemoryRecord(rank, memory.weights, memory.kv, memory.other, memory.free, memory.weights_by_part)
+    parts = memory.weights_by_part
+    return MemoryRecord(rank, memory.weights, memory.kv, memory.other, memory.free, parts, memory.beside)

@@ -8,11 +8,14 @@ outside it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import psutil
 import torch
 
 from labkit.engine.messages import Configure, Memory, SampleSpec, Step
+from labkit.measure.memory import BESIDE
 
 MIB = 1024 * 1024
 CUDA_SHARE = 0.9
@@ -21,6 +24,8 @@ CUDA_SHARE = 0.9
 CPU_SHARE = 0.25
 CPU_MOST_KV = 1024 * MIB
 WARM_PROMPT = 8
+_DEFAULT_POOL = (0, 0)
+"""Of torch's allocator; every other one belongs to graphs."""
 
 
 class DoesNotFitError(ValueError):
@@ -51,9 +56,44 @@ def default_budget(device: torch.device, num_ranks: int, weights_bytes: int) -> 
     return min(weights_bytes + CPU_MOST_KV, int(psutil.virtual_memory().total * CPU_SHARE / num_ranks))
 
 
-def report(weights: dict[str, int], kv_bytes: int, budget: int, other: int) -> Memory:
+def report(
+    weights: dict[str, int], kv_bytes: int, budget: int, other: int, besides: dict[str, int | None] | None = None
+) -> Memory:
     used = sum(weights.values())
-    return Memory(used, kv_bytes, other, max(0, budget - used - kv_bytes), weights)
+    return Memory(used, kv_bytes, other, max(0, budget - used - kv_bytes), weights, besides or {})
+
+
+def beside(device: torch.device, weights_bytes: int, kv_bytes: int) -> dict[str, int | None]:
+    """What the allocator holds besides weights and KV (`measure.memory.BESIDE`), after a full step.
+
+    activations: the peak since `forget_peak` above what stands now; workspace: what stands beyond weights and KV;
+    graphs: the pools of CUDA graphs; slack: reserved and not in use. None on a CPU: its allocator keeps no such books.
+    """
+    if device.type != "cuda":
+        return dict.fromkeys(BESIDE)
+    stats, mine = torch.cuda.memory_stats(device), torch.device(device).index or 0
+    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == mine]
+    return allocator_parts(stats, segments, weights_bytes + kv_bytes)
+
+
+def allocator_parts(stats: dict[str, int], segments: list[dict[str, Any]], standing: int) -> dict[str, int | None]:
+    """From torch.cuda.memory_stats and memory_snapshot; `standing`: bytes of weights and KV."""
+    graphs = [s for s in segments if tuple(s.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
+    in_graphs, graph_bytes = (sum(s[key] for s in graphs) for key in ("allocated_size", "total_size"))
+    now, reserved = stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
+    return {
+        "activations": max(0, stats["allocated_bytes.all.peak"] - now),
+        "workspace": max(0, now - in_graphs - standing),
+        "graphs": graph_bytes,
+        "slack": max(0, (reserved - graph_bytes) - (now - in_graphs)),
+    }
+
+
+def forget_peak(device: torch.device) -> None:
+    """The next `beside` tells the peak from here on."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def check_weights(model: str, layout: str, rank: int, weights: dict[str, int], budget: int) -> None:
@@ -102,8 +142,25 @@ def warm_steps(message: Configure, block: int) -> list[Step]:
     return [prompt, _step(message.epoch, 1, min(length, message.block_size - 1), block, False)]
 
 
+def full_step(message: Configure, block: int, block_tokens: int) -> Step:
+    """A prefill of as many tokens as a step may hold (or as its sequences may bring), a block a sequence, all of them
+    written to one block that nobody reads.
+    """
+    num_tokens = min(message.max_batched_tokens, message.max_num_seqs * block_tokens)
+    num_seqs = -(-num_tokens // block_tokens)
+    lengths = [block_tokens] * (num_seqs - 1) + [num_tokens - (num_seqs - 1) * block_tokens]
+    sample = [SampleSpec(seq) for seq in range(num_seqs)]
+    return _plan(message.epoch, lengths, [0] * num_seqs, block, sample, num_seqs)
+
+
 def _step(epoch: int, num_tokens: int, context: int, block: int, prefill: bool) -> Step:
-    tokens, length, before, table = (
-        np.array(values, dtype="<i4").tobytes() for values in ([0] * num_tokens, [num_tokens], [context], [block])
-    )
-    return Step(epoch, -1, tokens, length, before, table, [SampleSpec(0)], int(prefill))
+    return _plan(epoch, [num_tokens], [context], block, [SampleSpec(0)], int(prefill))
+
+
+def _plan(
+    epoch: int, lengths: list[int], contexts: list[int], block: int, sample: list[SampleSpec], num_prefills: int
+) -> Step:
+    """Zeros for tokens, one block for every sequence."""
+    columns = ([0] * sum(lengths), lengths, contexts, [block] * len(lengths))
+    tokens, queries, before, tables = (np.array(values, dtype="<i4").tobytes() for values in columns)
+    return Step(epoch, -1, tokens, queries, before, tables, sample, num_prefills)

@@ -177,6 +177,8 @@ class Memory(_Message):
     """What is left of the budget."""
     weights_by_part: dict[str, int] = {}
     """ModelSpec part (embedding, attention, mlp, norm, head, …) to bytes."""
+    beside: dict[str, int | None] = {}
+    """`engine.memory.beside`: what an allocator holds besides; None where the backend cannot tell."""
 
 
 class Configured(_Message):

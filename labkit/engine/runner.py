@@ -160,9 +160,11 @@ class Runner:
             self._make_mover(model)
             model.mesh.warm()
             self._warm(model)
+            self._fill(model)
         assert model.cache is not None
         weights, kv_bytes = model.decoder.bytes_by_part(), model.cache.num_bytes
-        report = memory.report(weights, kv_bytes, model.budget_bytes, model.other_bytes)
+        besides = memory.beside(self.device, sum(weights.values()), kv_bytes)
+        report = memory.report(weights, kv_bytes, model.budget_bytes, model.other_bytes, besides)
         return Ready(message.epoch, self.rank, report, time.perf_counter() - began)
 
     def _make_cache(self, model: _Model, num_blocks: int) -> None:
@@ -199,6 +201,17 @@ class Runner:
             self._in_line(model, step, len(batch.token_ids), partial(self._forward, batch))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def _fill(self, model: _Model) -> None:
+        """One full step, where its peak can be measured. (A CPU's cannot, and its time is worth something.)"""
+        if self.device.type != "cuda":
+            return
+        assert model.shape is not None
+        memory.forget_peak(self.device)
+        step = memory.full_step(model.message, model.shape.spare_block, model.shape.block_size)
+        batch = build(step, model.shape)
+        self._in_line(model, step, len(batch.token_ids), partial(self._forward, batch))
+        torch.cuda.synchronize(self.device)
 
     def release(self) -> None:
         """Frees weights and cache; graphs go first, since they hold the groups they were captured with."""

@@ -1,4 +1,4 @@
-"""Shell commands that need no server: layouts, runs, export."""
+"""Shell commands that need no server: layouts, runs, export, explain."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from labkit.lab.shell import sentences
 
 if TYPE_CHECKING:
     from labkit.layout import AnyLayout
+    from labkit.measure.store import Store
 
 _Json = Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")]
 
 
 def register(app: typer.Typer) -> None:
-    for command in (layouts, runs, export):
+    for command in (layouts, runs, export, explain):
         app.command()(command)
     app.command("import")(import_file)
 
@@ -76,6 +77,27 @@ def runs(
         typer.echo("No run is stored yet: `labkit run` makes one.")
 
 
+def explain(
+    run_id: Annotated[str, typer.Argument(help="As `labkit runs` lists it; `last` is the newest.")],
+    other_id: Annotated[str, typer.Argument(help="Another run, say under more load: what grew?")] = "",
+    as_json: _Json = False,
+) -> None:
+    """Where did TTFT and TPOT go, and what holds them up: queue, compute, bandwidth, transfer or waiting."""
+    with sentences():
+        from labkit.lab.run import Run, open_store
+
+        with open_store() as store:
+            run = Run.load(_newest(store, run_id), store)
+            other = Run.load(_newest(store, other_id), store) if other_id else None
+        found = run.explanation(other)
+    typer.echo(json.dumps(found.to_dict()) if as_json else repr(found))
+
+
+def _newest(store: Store, run_id: str) -> str:
+    newest = store.runs(1) if run_id == "last" else []
+    return str(newest[0]["run_id"]) if newest else run_id
+
+
 def export(
     run_id: Annotated[str, typer.Argument(help="As `labkit runs` lists it; `last` is the newest.")],
     target: Annotated[
@@ -89,9 +111,7 @@ def export(
         from labkit.measure.export import export_run
 
         with open_store() as store:
-            if run_id == "last":
-                newest = store.runs(1)
-                run_id = newest[0]["run_id"] if newest else run_id
+            run_id = _newest(store, run_id)
             by_name = Path() if kind in ("vllm", "trace") else Path(run_id)
             made = export_run(store, run_id, kind, target or by_name)
     for path in made:

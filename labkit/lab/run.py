@@ -7,6 +7,8 @@ yesterday (`Run.load`) answers like one of a minute ago.
 from __future__ import annotations
 
 import functools
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,10 @@ from labkit.paths import home_dir
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from labkit.measure.achieved import Roofs
+    from labkit.measure.explain import Explanation
+    from labkit.measure.memory import MemoryAccount
 
 
 def open_store() -> Store:
@@ -91,6 +97,13 @@ class Run:
 
         return pd.DataFrame(self.summary.get("memory_bytes") or [])
 
+    @property
+    def memory_parts(self) -> MemoryAccount:
+        """Each rank's memory part by part, counted beside measured."""
+        from labkit.measure.memory import memory_account
+
+        return memory_account(self.summary)
+
     @functools.cached_property
     def collectives(self) -> pd.DataFrame:
         """One row per collective and rank, from the parquet that the server wrote when the run ended."""
@@ -103,6 +116,26 @@ class Run:
 
         return importlib.import_module("labkit.show.figures").run_figure(self)
 
+    def explain(self, other: Run | None = None, roofs: Roofs | None = None) -> Explanation:
+        """Where TTFT and TPOT went and what holds them up; with `other`, what grew from this run to that one.
+
+        Prints it where nothing else would show what is returned. roofs: by default this machine's, measured when
+        first needed, for a run on this machine's CPU; else products and memory are not told apart.
+        """
+        found = self.explanation(other, roofs)
+        if not (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
+            print(found)
+        return found
+
+    def explanation(self, other: Run | None = None, roofs: Roofs | None = None) -> Explanation:
+        """The same, never printed. Raises ValueError for a run that has no summary."""
+        from labkit.measure.explain import explain
+
+        for run in (self, other):
+            if run is not None and "ttft_ms" not in run.summary:
+                raise ValueError(f"Run {run.run_id} is {run.status}: it has no summary that could be explained.")
+        return explain(self, other, roofs or _own_roofs(self))
+
     def save(self, target: str | Path, kind: str = "vllm") -> list[Path]:
         """Write the run out: vllm or trace (one JSON), parquet or csv (a folder). Returns the files."""
         from labkit.measure.export import export_run
@@ -113,6 +146,20 @@ class Run:
     def __repr__(self) -> str:
         completed = self.summary.get("requests", {}).get("completed", 0)
         return f"Run({self.run_id}, {self.status}, {completed} completed)"
+
+
+def _own_roofs(run: Run) -> Roofs | None:
+    environment = run.environment
+    here = environment.get("host") == socket.gethostname() and environment.get("backend") == "cpu"
+    return _measured_roofs() if here else None
+
+
+@functools.cache
+def _measured_roofs() -> Roofs:
+    import importlib
+
+    roofs: Roofs = importlib.import_module("labkit.teach.machine").measure_roofs()
+    return roofs
 
 
 def _frame(table: Table, records: Sequence[Any], **more: Any) -> pd.DataFrame:

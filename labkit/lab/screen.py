@@ -81,6 +81,10 @@ def summary(figures: dict[str, Any]) -> Group:
     parts: list[Text | Table] = [_title(figures), ladders(figures), rates(figures)]
     if figures["ttft_parts"]["n"]:
         parts.append(_line("TTFT", figures["ttft_parts_ms"], "ms"))
+    if (figures.get("tpot_parts") or {}).get("n"):
+        parts.append(_line("TPOT", figures["tpot_parts_ms"], "ms"))
+    if (figures.get("steady") or {}).get("steady"):
+        parts.append(Text(figures["steady"]["sentence"]))
     share = figures["step_share"]
     if share["compute"] is not None:
         shares = {name: share[name] * 100 for name in ("compute", "wait", "transfer", "idle")}

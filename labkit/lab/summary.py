@@ -13,12 +13,13 @@ import msgspec
 from labkit.lab.plan import RunPlan
 from labkit.layout import AnyLayout, pools_of, read_layout
 from labkit.load.report import LoadReport
-from labkit.measure.breakdown import handoff_figures, step_share, summarize_ttft
+from labkit.measure.breakdown import handoff_figures, step_share, summarize_tpot, summarize_ttft
 from labkit.measure.metrics import Window, counted, summarize
 from labkit.measure.quality import Circumstances, trusted, verdicts
 from labkit.measure.records import Environment, RequestRecord, StepRecord
 from labkit.measure.stages import stage_figures
 from labkit.measure.statistics import Summary
+from labkit.measure.steady import steady_state
 
 
 class Setting(msgspec.Struct, kw_only=True):
@@ -75,6 +76,8 @@ def build_summary(
         "num_ranks": layout.world_size if layout else None,
         **figures,
         **summarize_ttft(counted(records, window)),
+        **summarize_tpot(counted(records, window)),
+        "steady": steady_state(records, window),
         "step_share": step_share(steps, busy, range(layout.world_size) if layout else None),
         "pipeline": _pipeline(steps, busy, layout) if layout else None,
         "handoff": handoff_figures(counted(records, window)),

@@ -1,4 +1,4 @@
-"""Where the time went: a request's TTFT by what it waited for, and a rank's time by what it did.
+"""Where the time went: a request's TTFT and TPOT by what it waited for, and a rank's time by what it did.
 
 Each part has its own two instants (or sums of them), on the path of the rank that sampled; none is what the
 others leave. So their sum can be held against the TTFT that the client saw, and what is missing is shown as
@@ -7,12 +7,12 @@ others leave. So their sum can be held against the TTFT that the client saw, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.measure.metrics import Window, ttft_ms
+from labkit.measure.metrics import Window, num_tokens, tpot_ms, ttft_ms
 from labkit.measure.records import RequestRecord, StepRecord
 from labkit.measure.statistics import Summary, ladder
 
@@ -27,6 +27,9 @@ TTFT_PARTS = (
     "delivery",
     "unaccounted",
 )
+TPOT_PARTS = ("queue", "compute", "wait", "transfer", "handoff", "delivery", "unaccounted")
+"""queue: the gaps between the steps that carried it; delivery: how much later the last token was on its way to the
+client than the first, per token (below 0: the first took longer)."""
 SHARES = ("compute", "wait", "transfer", "idle")
 
 
@@ -58,30 +61,70 @@ def ttft_parts_ms(record: RequestRecord) -> list[float] | None:
     return [*parts, total - sum(parts)]
 
 
+def tpot_parts_ms(record: RequestRecord) -> list[float] | None:
+    """The parts of one TPOT in the order of TPOT_PARTS, each divided by n - 1; None where there is no TPOT, or where
+    the server told nothing or by another clock.
+
+    A handoff is TPOT's where the first token did not wait for it; else it stands in TTFT.
+    """
+    server, total = record.server, tpot_ms(record)
+    if server is None or total is None or not server.first_end_ns:
+        return None
+    let_go_ns = max(server.first_end_ns, server.released_ns)
+    if not (record.sent_ns <= let_go_ns <= record.first_ns and let_go_ns <= server.last_end_ns <= record.last_ns):
+        return None
+    moved = not server.released_ns
+    parts_ns = (
+        server.decode_queue_ns + (server.handoff_queue_ns if moved else 0),
+        server.decode_compute_ns,
+        server.decode_wait_ns,
+        server.decode_transfer_ns,
+        server.handoff_ns if moved else 0,
+        (record.last_ns - server.last_end_ns) - (record.first_ns - let_go_ns),
+    )
+    parts = [part / 1e6 / (num_tokens(record) - 1) for part in parts_ns]
+    return [*parts, total - sum(parts)]
+
+
+def parts_of(
+    records: Iterable[RequestRecord], of: Callable[[RequestRecord], list[float] | None], width: int
+) -> NDArray[np.float64]:
+    """Shape (requests, width), in ms: the completed requests of which the parts are known."""
+    rows = [parts for record in records if record.status == "completed" and (parts := of(record)) is not None]
+    return np.array(rows, np.float64).reshape(-1, width)
+
+
 def summarize_ttft(records: Iterable[RequestRecord]) -> Summary:
     """`ttft_parts_ms`: means, which add up to the mean TTFT; `ttft_parts`: medians, n, share of unaccounted.
 
     Over completed requests. The share is sum(|unaccounted|) / sum(TTFT): errors of both signs do not cancel.
     """
-    done = [record for record in records if record.status == "completed"]
-    rows = [parts for parts in map(ttft_parts_ms, done) if parts is not None]
-    return ttft_table(np.array(rows, np.float64).reshape(-1, len(TTFT_PARTS)))
+    return ttft_table(parts_of(records, ttft_parts_ms, len(TTFT_PARTS)))
+
+
+def summarize_tpot(records: Iterable[RequestRecord]) -> Summary:
+    """`tpot_parts_ms` and `tpot_parts`, as `summarize_ttft` has them of TTFT."""
+    return _parts_table("tpot", TPOT_PARTS, parts_of(records, tpot_parts_ms, len(TPOT_PARTS)))
 
 
 def ttft_table(rows: NDArray[np.float64]) -> Summary:
     """The same from an array of shape (requests, len(TTFT_PARTS)), in ms."""
+    return _parts_table("ttft", TTFT_PARTS, rows)
+
+
+def _parts_table(figure: str, names: tuple[str, ...], rows: NDArray[np.float64]) -> Summary:
     if not len(rows):
-        nothing = dict.fromkeys(TTFT_PARTS)
+        nothing = dict.fromkeys(names)
         return {
-            "ttft_parts_ms": nothing,
-            "ttft_parts": {"median_ms": nothing, "n": 0, "unaccounted_share": None},
+            f"{figure}_parts_ms": nothing,
+            f"{figure}_parts": {"median_ms": nothing, "n": 0, "unaccounted_share": None},
         }
     means, medians = rows.mean(axis=0).tolist(), np.median(rows, axis=0).tolist()
     total = float(rows.sum())
     return {
-        "ttft_parts_ms": dict(zip(TTFT_PARTS, means, strict=True)),
-        "ttft_parts": {
-            "median_ms": dict(zip(TTFT_PARTS, medians, strict=True)),
+        f"{figure}_parts_ms": dict(zip(names, means, strict=True)),
+        f"{figure}_parts": {
+            "median_ms": dict(zip(names, medians, strict=True)),
             "n": len(rows),
             "unaccounted_share": float(np.abs(rows[:, -1]).sum()) / total if total else None,
         },

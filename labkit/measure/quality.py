@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit.measure.breakdown import ttft_parts_ms
-from labkit.measure.metrics import Objective, Window, counted, is_requeued, num_tokens, ttft_ms
+from labkit.measure.metrics import Objective, Window, counted, is_requeued, num_tokens
 from labkit.measure.records import Environment, RequestRecord
 from labkit.measure.statistics import Summary, few, percentile
+from labkit.measure.steady import steady_state
 
 MAX_LAG_SHARE = 0.1
 """Of an objective: a client that is later than this blames its own delay on the server."""
@@ -58,7 +59,7 @@ def verdicts(
         enough_samples(rows),
         ranks_and_cores(about.environment),
     ]
-    return found + list(_others(records, rows, about))
+    return found + list(_others(records, rows, window, about))
 
 
 def trusted(quality: Sequence[Verdict]) -> bool:
@@ -170,11 +171,11 @@ def ranks_and_cores(environment: Environment | None) -> Verdict:
 
 
 def _others(
-    records: Sequence[RequestRecord], rows: Sequence[RequestRecord], about: Circumstances
+    records: Sequence[RequestRecord], rows: Sequence[RequestRecord], window: Window, about: Circumstances
 ) -> Iterator[Verdict]:
     yield from _failures(rows)
     yield from _lengths(rows)
-    yield from _unsteady(rows)
+    yield from _unsteady(records, window)
     yield from _unaccounted(rows)
     requeued = sum(map(is_requeued, records))
     if requeued:
@@ -212,24 +213,19 @@ def _lengths(rows: Sequence[RequestRecord]) -> Iterator[Verdict]:
         yield _verdict("prompt-length", "warn", sentence)
 
 
-def _unsteady(rows: Sequence[RequestRecord]) -> Iterator[Verdict]:
-    """TTFT of the last third against the first: ranks differ beyond chance (z > 3) and the median doubled."""
-    done = sorted((r for r in rows if r.status == "completed" and r.first_ns), key=lambda r: r.scheduled_ns)
-    third = len(done) // 3
-    if third < 8:
-        return
-    first = np.array([ttft_ms(r) for r in done[:third]], np.float64)
-    last = np.array([ttft_ms(r) for r in done[-third:]], np.float64)
-    wins = (last[:, None] > first[None, :]).mean()
-    z = (wins - 0.5) / np.sqrt((2 * third + 1) / (12 * third * third))
-    if z > 3 and np.median(last) > 2 * np.median(first):
+def _unsteady(records: Sequence[RequestRecord], window: Window) -> Iterator[Verdict]:
+    """`labkit.measure.steady` says since when, if at all."""
+    found = steady_state(records, window)
+    if found["why"] == "filling":
+        yield _verdict("settling", "info", f"{found['sentence']} A longer run would show its figures under full load.")
+    elif found["why"]:
+        more = ": the rate is more than the server can take" if found["why"] == "queue" else ""
         yield _verdict(
-            "not-steady",
-            "warn",
-            f"TTFT grew during the run (median {np.median(first):.0f} ms in its first third, "
-            f"{np.median(last):.0f} ms in its last): the rate is more than the server can take, and the "
-            "figures depend on how long one waits.",
+            "not-steady", "warn", f"{found['sentence']} The figures depend on how long one waits{more}."
         )
+    elif found["settling_s"]:
+        sentence = f"{found['sentence']} The first {found['settling_s']:.1f} s of the window were not, and are in"
+        yield _verdict("settling", "info", f"{sentence} the figures: a longer warm-up leaves them out.")
 
 
 def _unaccounted(rows: Sequence[RequestRecord]) -> Iterator[Verdict]:

@@ -146,6 +146,9 @@ class MemoryRecord(msgspec.Struct, gc=False):
     other: int
     free: int
     weights_by_part: dict[str, int] = {}
+    beside: dict[str, int | None] = {}
+    """`labkit.measure.memory.BESIDE`: what an allocator holds besides, as measured while the layout was set up. None:
+    this backend cannot tell."""
 
 
 class Environment(msgspec.Struct):

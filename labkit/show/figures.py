@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.layout import read_layout
-from labkit.measure.breakdown import step_share, summarize_ttft
+from labkit.measure.breakdown import step_share, summarize_tpot, summarize_ttft
 from labkit.measure.metrics import Window, counted
 from labkit.show import figures_panels as panels
 from labkit.show.figures_style import (
@@ -79,7 +79,7 @@ def _pooled(runs: Sequence[Run]) -> dict[str, Any]:
     rows = [record for run in runs for record in counted(run.records, run.window)]
     steps = [step for run in runs for step in run.step_records]
     window = Window(min(run.window.start_ns for run in runs), max(run.window.end_ns for run in runs))
-    return {**summarize_ttft(rows), "step_share": step_share(steps, window)}
+    return {**summarize_ttft(rows), **summarize_tpot(rows), "step_share": step_share(steps, window)}
 
 
 def _overview(series: Sequence[Series], title: str, objective: Mapping[str, Any], notes: Sequence[str] = ()) -> Any:
@@ -89,14 +89,14 @@ def _overview(series: Sequence[Series], title: str, objective: Mapping[str, Any]
     figure = make_subplots(
         rows=3,
         cols=2,
-        specs=[[{}, {}], [{"colspan": 2}, None], [{}, {}]],
-        subplot_titles=("TTFT", "TPOT", "TTFT by part", "Step time by phase", "Memory per rank"),
+        subplot_titles=("TTFT", "TPOT", "TTFT by part", "TPOT by part", "Step time by phase", "Memory per rank"),
         vertical_spacing=0.15,
         horizontal_spacing=0.1,
         row_heights=[0.36, 0.26, 0.38],
     )
     _ladders(figure, series, objective)
     panels.add_waterfall(figure, series, {"row": 2, "col": 1}, "legend2")
+    panels.add_waterfall(figure, series, {"row": 2, "col": 2}, "legend2", "tpot")
     panels.add_shares(figure, series, {"row": 3, "col": 1}, "legend3")
     panels.add_memory(figure, series, {"row": 3, "col": 2}, "legend4")
     level = {"orientation": "h", "xanchor": "left", "yanchor": "top", "font": {"size": 11}}
@@ -163,6 +163,16 @@ def waterfall_figure(runs: Runs, title: str = "Where TTFT goes") -> Any:
     panels.add_waterfall(figure, series, {})
     figure.update_layout(barmode="relative")
     return compose(figure, title, series, height=186 + 46 * len(series))
+
+
+def parts_figure(runs: Runs, title: str = "Where TTFT and TPOT go") -> Any:
+    """Mean TTFT and mean TPOT by part beside each other, a bar a run."""
+    series = series_of(runs)
+    figure = _pair("TTFT by part", "TPOT by part")
+    panels.add_waterfall(figure, series, {"row": 1, "col": 1})
+    panels.add_waterfall(figure, series, {"row": 1, "col": 2}, name="tpot")
+    figure.update_layout(barmode="relative")
+    return compose(figure, title, series, height=206 + 46 * len(series))
 
 
 def shares_figure(runs: Runs, title: str = "What the ranks do while a step is under way") -> Any:

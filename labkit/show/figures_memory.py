@@ -8,8 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from labkit.layout import Pool, holdings, pools_of, read_layout
-from labkit.model.spec import DTYPE_BYTES, load_spec
+from labkit.measure.memory import held, pool_of
 
 
 class Holder(enum.Enum):
@@ -27,30 +26,13 @@ def held_by_rank(summary: dict[str, Any]) -> dict[int, dict[Holder, int]]:
 
 
 def _sorted(memory: dict[str, Any], summary: dict[str, Any]) -> dict[Holder, int]:
+    """A packed copy of a tied head goes with the embedding; of a model that is not known here only the replicas count.
+    """
     parts = memory.get("weights_by_part") or {"all": memory["weights"]}
-    copies = _copies(summary, memory["rank"])
-    pool = _pool_of(summary, memory["rank"])
+    copies = {part: holding.copies for part, holding in held(summary, memory["rank"]).items()}
+    pool = pool_of(summary, memory["rank"])
     found = {Holder.ALONE: 0, Holder.SHARED: 0, Holder.KV: memory["kv"], Holder.FREE: memory["free"]}
     for part, num_bytes in parts.items():
         shared = copies.get(part, pool.layout.dp) > 1
         found[Holder.SHARED if shared else Holder.ALONE] += num_bytes
     return found
-
-
-def _pool_of(summary: dict[str, Any], rank: int) -> Pool:
-    return next(pool for pool in pools_of(read_layout(summary["layout"])) if rank in pool.ranks)
-
-
-def _copies(summary: dict[str, Any], rank: int) -> dict[str, int]:
-    """Part → ranks that hold this rank's slice of it. A packed copy of a tied head goes with the embedding.
-
-    Empty for a model that is not among data/models: then only the replicas are counted.
-    """
-    try:
-        spec = load_spec(summary["model"])
-    except FileNotFoundError:
-        return {}
-    dtype = (summary.get("environment") or {}).get("dtype", spec.dtype)
-    pool = _pool_of(summary, rank)
-    found = holdings(pool.layout, spec, rank - pool.first_rank, DTYPE_BYTES[dtype])
-    return {holding.part: holding.copies for holding in found}

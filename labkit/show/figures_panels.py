@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from labkit.measure import metrics
-from labkit.measure.breakdown import SHARES, TTFT_PARTS
+from labkit.measure.breakdown import SHARES, TPOT_PARTS, TTFT_PARTS
 from labkit.measure.records import RequestRecord
 from labkit.show.figures_memory import Holder, held_by_rank
 from labkit.show.figures_style import GREY, WARNING, Series, plotly
@@ -32,6 +32,7 @@ PART_LOOKS = {
     "network": ("#999999", "."),
     "queue": ("#E69F00", "/"),
     "prefill_compute": ("#0072B2", ""),
+    "compute": ("#0072B2", ""),
     "wait": ("#CC79A7", "\\"),
     "transfer": ("#D55E00", "x"),
     "handoff": ("#009E73", "."),
@@ -157,28 +158,38 @@ def add_ecdf(figure: Any, name: str, series: Sequence[Series], place: Place) -> 
 # ---- where the time went
 
 
-def add_waterfall(figure: Any, series: Sequence[Series], place: Place, legend: str = "legend") -> None:
-    """Mean TTFT by part: means, because only means add up."""
-    for part in TTFT_PARTS:
-        values = [(each.summary.get("ttft_parts_ms") or {}).get(part) or 0.0 for each in series]
-        if max(map(abs, values), default=0) < 0.05:
+def add_waterfall(
+    figure: Any, series: Sequence[Series], place: Place, legend: str = "legend", name: str = "ttft"
+) -> None:
+    """Mean TTFT (or, with `name` "tpot", TPOT) by part: means, because only means add up.
+
+    TPOT's panel stands to the right of TTFT's, whose bars are named already and whose legend has most of its parts.
+    """
+    beside = name == "tpot"
+    numbers = [(each.summary.get(f"{name}_parts") or {}).get("n", 0) for each in series]
+    names = [each.bar_label.replace("<br>", ", ") for each in series]
+    labels = [f"{name} (n = {n})" for name, n in zip(names, numbers, strict=True)]
+    for part in TPOT_PARTS if beside else TTFT_PARTS:
+        values = [(each.summary.get(f"{name}_parts_ms") or {}).get(part) or 0.0 for each in series]
+        if max(map(abs, values), default=0) < (0.005 if beside else 0.05):
             continue
         figure.add_trace(
             plotly().Bar(
-                y=[
-                    f"{each.bar_label.replace('<br>', ', ')} (n = {each.summary['ttft_parts']['n']})" for each in series
-                ],
+                y=labels,
                 x=values,
                 name=part.replace("_", " "),
                 orientation="h",
                 marker=pattern(*PART_LOOKS[part]),
                 legend=legend,
-                hovertemplate=f"{part.replace('_', ' ')} %{{x:.1f}} ms<extra>%{{y}}</extra>",
+                showlegend=not beside or part not in TTFT_PARTS,
+                hovertemplate=f"{part.replace('_', ' ')} %{{x:.2f}} ms<extra>%{{y}}</extra>",
             ),
             **place,
         )
     figure.update_yaxes(autorange="reversed", **place)
-    figure.update_xaxes(title_text="mean TTFT by part, ms", **place)
+    if beside:
+        figure.update_yaxes(showticklabels=False, **place)
+    figure.update_xaxes(title_text=f"mean {name.upper()} by part, ms", **place)
 
 
 def add_shares(figure: Any, series: Sequence[Series], place: Place, legend: str = "legend") -> None:

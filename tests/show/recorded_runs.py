@@ -39,6 +39,7 @@ def _request(layout: str, index: int, ttft: float, rate: float) -> RequestRecord
         first_start_ns=at + 10 * MS, first_end_ns=first - MS, last_end_ns=last - MS, finished_ns=last, prompt_tokens=64,
         cached_tokens=0, output_tokens=10, finish_reason="length", num_preemptions=0, requeued=False,
         queue_ns=8 * MS, compute_ns=first - at - 14 * MS, wait_ns=2 * MS, transfer_ns=MS,
+        decode_queue_ns=10 * MS, decode_compute_ns=70 * MS, decode_wait_ns=6 * MS, decode_transfer_ns=4 * MS,
     )  # fmt: skip
     return RequestRecord(
         request_id=f"r-{index}", index=index, status="completed", scheduled_ns=at, sent_ns=at + MS, first_ns=first,

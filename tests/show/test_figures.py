@@ -16,6 +16,7 @@ from labkit.lab.compare import Comparison
 from labkit.measure.metrics import Objective
 from labkit.show import figures
 from labkit.show.figures_memory import Holder, held_by_rank
+from labkit.show.figures_memory_parts import memory_parts_figure
 from labkit.show.figures_style import GREY, LINES
 
 RUNS = {"TP1": make_run("tp1"), "TP2": make_run("tp2", ttft_ms=60.0)}
@@ -184,3 +185,20 @@ def test_importing_plotly_is_late_quick_and_leaves_no_trace():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["plotly_mimetype", "False", "False"], done.stdout + done.stderr
+
+
+def test_tpot_s_parts_stand_beside_ttft_s():
+    figure = figures.parts_figure({"TP1": RUNS["TP1"]})
+    right = {trace.name: trace.x[0] for trace in figure.data if trace.xaxis == "x2"}
+    assert sum(right.values()) == pytest.approx(RUNS["TP1"].summary["tpot_ms"]["mean"], rel=0.01)
+    assert right["compute"] == pytest.approx(RUNS["TP1"].summary["tpot_parts_ms"]["compute"])
+
+
+def test_two_layouts_part_by_part_say_what_was_not_halved():
+    figure = memory_parts_figure(make_run("tp1"), make_run("tp2"))
+    second = next(trace for trace in figure.data if trace.name == "TP2")
+    said = dict(zip(second.hovertext, second.text, strict=True))
+    assert said["mlp"] == "×0.50" and said["norm"] == "×1.00"
+    counted = [trace for trace in figure.data if trace.name == "counted"]
+    assert len(counted) == 2 and counted[0].line.dash == "dot"
+    assert "Not measurable on this backend: activations" in words(figure)

@@ -1,0 +1,103 @@
+"""An explanation as a shell and as a notebook show it: waterfalls as bars, verdicts, and what grew."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+from labkit.measure.binding import Waterfall
+
+if TYPE_CHECKING:
+    from labkit.measure.explain import Explanation
+
+WIDTH = 40
+"""Characters of a waterfall."""
+_SHOWN = 0.005
+_CELL = "padding:1px 10px 1px 0;text-align:left;vertical-align:middle"
+
+
+def as_text(found: Explanation) -> str:
+    lines = [found.label, found.steady["sentence"]]
+    for fall in found.waterfalls:
+        lines += ["", _title(fall), *(_bar(fall, *row) for row in _rows(fall))]
+    lines += ["", *map(str, found.verdicts), *_kinds(found), *_roofs(found)]
+    if found.other:
+        lines += ["", "Against it:", "", as_text(found.other), "", "What grew:", *_grown(found)]
+    return "\n".join(lines)
+
+
+def _title(fall: Waterfall) -> str:
+    few = ", too few for this percentile" if fall.few else ""
+    return f"{fall.title}: {fall.total_ms:.1f} ms (n = {fall.n}{few})"
+
+
+def _rows(fall: Waterfall) -> list[tuple[str, float, float]]:
+    """(part, its ms, ms before it), without what is too little to be seen."""
+    rows, before = [], 0.0
+    for name, value in fall.parts.items():
+        if abs(value) >= _SHOWN * fall.total_ms:
+            rows.append((name.replace("_", " "), value, before))
+        before += value
+    return rows
+
+
+def _bar(fall: Waterfall, name: str, value: float, before: float) -> str:
+    left, right = sorted((before, before + value))
+    start = round(max(0.0, left) / fall.total_ms * WIDTH)
+    length = max(1, round(min(right, fall.total_ms) / fall.total_ms * WIDTH) - start)
+    return f"  {name:<16}{value:>9.2f} ms {value / fall.total_ms:>5.0%}  {' ' * start}{'█' * length}"
+
+
+def _kinds(found: Explanation) -> list[str]:
+    if not found.step_kinds:
+        return ["Steps: the server told nothing of them."]
+    return [
+        f"Steps of {name}: {kind['num_steps']:.0f}, {kind['of_step_time']:.0%} of step time; compute "
+        f"{kind['compute']:.0%}, wait {kind['wait']:.0%}, transfer {kind['transfer']:.0%}."
+        for name, kind in found.step_kinds.items()
+    ]
+
+
+def _roofs(found: Explanation) -> list[str]:
+    if not found.roofs:
+        return []
+    read, products = found.roofs["read_gb_s"], found.roofs["gflop_s"]
+    how = "as measured with all cores; lower while others use them"
+    return [f"Roofs: memory {read:.1f} GB/s, products {products:.0f} GFLOP/s ({how})."]
+
+
+def _grown(found: Explanation) -> list[str]:
+    return [growth.sentence for growth in found.growth] or ["Too few requests with known parts to say."]
+
+
+def as_html(found: Explanation) -> str:
+    parts = [f"<p><b>{html.escape(found.label)}</b><br>{html.escape(found.steady['sentence'])}</p>"]
+    parts += [_html_waterfall(fall) for fall in found.waterfalls]
+    parts.append(_list([*map(str, found.verdicts), *_kinds(found), *_roofs(found)]))
+    if found.other:
+        parts += [as_html(found.other), "<p><b>What grew</b></p>", _list(_grown(found))]
+    return "".join(parts)
+
+
+def _list(sentences: list[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences) + "</ul>"
+
+
+def _html_waterfall(fall: Waterfall) -> str:
+    rows = "".join(_html_row(fall, *row) for row in _rows(fall))
+    faded = ";opacity:.6" if fall.few else ""
+    return f'<table style="border-collapse:collapse{faded}"><caption style="text-align:left"><b>' \
+           f"{html.escape(_title(fall))}</b></caption><tbody>{rows}</tbody></table>"  # fmt: skip
+
+
+def _html_row(fall: Waterfall, name: str, value: float, before: float) -> str:
+    left, right = sorted((before, before + value))
+    start, end = (min(100.0, max(0.0, edge / fall.total_ms * 100)) for edge in (left, right))
+    place = f"margin-left:{start:.1f}%;width:{max(end - start, 0.5):.1f}%"
+    bar = f'<div style="{place};height:12px;background:#0072B2"></div>'
+    return (
+        f'<tr><th scope="row" style="{_CELL};font-weight:normal">{html.escape(name)}</th>'
+        f'<td style="{_CELL};text-align:right">{value:.2f} ms</td>'
+        f'<td style="{_CELL};text-align:right">{value / fall.total_ms:.0%}</td>'
+        f'<td style="{_CELL};width:320px">{bar}</td></tr>'
+    )
