@@ -222,7 +222,7 @@ def _report(done: Run, as_json: bool) -> None:
 
 def _mount() -> None:
     """Commands of other rooms; one whose file is not there is not missed."""
-    rooms = ("lab.cli_commands", "lab.bench_commands", "server.cli_commands", "cluster.cli_commands")
+    rooms = ("lab.cli_commands", "lab.bench_commands", "lab.profile_command", "server.cli_commands", "cluster.cli_commands")
     for name in (*rooms, "model.cli_commands", "site"):
         name = f"labkit.{name}"
         if importlib.util.find_spec(name) is not None:

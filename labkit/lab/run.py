@@ -115,6 +115,16 @@ class Run:
         return f"Run({self.run_id}, {self.status}, {completed} completed)"
 
 
+def refuse_profiled(runs: Sequence[Run]) -> None:
+    """ValueError for a run in which a profiler ran, where figures of latency are asked for."""
+    for run in runs:
+        if "profiled" in run.summary:
+            raise ValueError(
+                f"The run {run.run_id} was profiled, and its latencies are the profiler's too: compare and draw runs "
+                f"without a profiler; its kernels are in `labkit.lab.Profile.load`."
+            )
+
+
 def _frame(table: Table, records: Sequence[Any], **more: Any) -> pd.DataFrame:
     import pandas as pd
 

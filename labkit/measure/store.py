@@ -154,6 +154,17 @@ class Store:
         """
         return CollectiveLog(self.run_dir(run_id))
 
+    def add_profile(self, run_id: str, rank: int, trace: bytes) -> None:
+        """One rank's profile (gzipped Chrome trace events), as a file in the run's folder."""
+        folder = self.run_dir(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"profile-rank{rank}.json.gz").write_bytes(trace)
+
+    def profiles(self, run_id: str) -> dict[int, Path]:
+        """By rank, the profiles that a run left."""
+        found = {_rank_of(path): path for path in self.run_dir(run_id).glob("profile-rank*.json.gz")}
+        return dict(sorted(found.items()))
+
     def run_dir(self, run_id: str) -> Path:
         check_run_id(run_id)
         return self.path.parent / "runs" / run_id
@@ -203,6 +214,10 @@ class Store:
         query = f"SELECT * FROM {table.name} WHERE run_id=? ORDER BY {order}"
         rows = [table.unpack(row) for row in self._db.execute(query, [run_id])]
         return pd.DataFrame(rows, columns=[column.name for column in table.columns])
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.removeprefix("profile-rank").removesuffix(".json.gz"))
 
 
 def check_run_id(run_id: str) -> None:

@@ -65,6 +65,12 @@ class RunRecorder:
             self._log = store.collective_log(run_id)
         self._log.append(rows)
 
+    def add_profile(self, rank: int, trace: bytes) -> None:
+        """trace: gzipped Chrome trace events of one rank; empty when it ran no step."""
+        run_id = self.run_id
+        if run_id and trace:
+            self._write(lambda store: store.add_profile(run_id, rank, trace))
+
     async def end(self) -> None:
         """Write what is left; returns when the run is on disk (or `error` says why not)."""
         if not self.run_id:

@@ -20,6 +20,7 @@ from labkit.engine.stream import EngineDown
 from labkit.server.errors import ApiError
 from labkit.server.events import EventHub
 from labkit.server.picture import Picture
+from labkit.server.profiling import Profiling
 from labkit.server.prom import Metrics
 from labkit.server.recording import RunRecorder
 from labkit.server.session import Session, Ticket
@@ -57,6 +58,7 @@ class Service:
         self.hub = EventHub()
         self.session = Session(self._session_changed)
         self.recorder = recorder
+        self.profiling = Profiling()
         self.metrics = Metrics(lambda: self.state_of_engine().get("replicas", []))
         self.links: list[dict[str, Any]] = []
         self._picture = picture
@@ -174,6 +176,7 @@ class Service:
                 self.cancel_run(ticket.run_id)
             if ticket.run_id and self.recorder.run_id == ticket.run_id:
                 await self.engine.settle()
+                await self.profiling.end(self.engine)
                 await self.recorder.end()
         finally:
             self.session.leave(ticket)
@@ -221,6 +224,13 @@ class Service:
     def _on_memory(self, event: dict[str, Any]) -> None:
         self.recorder.add_memory(self._picture.memory(self.state_of_engine()))
         self.hub.publish(event)
+
+    def _on_profile(self, event: dict[str, Any]) -> None:
+        """The trace goes to the run's folder, and word of it to whoever watches."""
+        trace, run_id = event.pop("trace"), self.recorder.run_id
+        self.recorder.add_profile(event["rank"], trace)
+        self.profiling.came(event["rank"])
+        self.hub.publish({**event, "run_id": run_id, "bytes": len(trace)})
 
     def _session_changed(self) -> None:
         holder = self.session.holder.describe() if self.session.holder else None
