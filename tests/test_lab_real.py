@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 import labkit
+from labkit.lab.compare import difference
 from labkit.lab.lab import Lab, run_against
 from labkit.lab.run import Run
 from labkit.measure.metrics import Objective
+from labkit.server.client import ServerError
 
 pytestmark = pytest.mark.engine
 REPO = Path(__file__).parents[1]
@@ -262,3 +264,20 @@ def test_a_killed_rank_fails_its_requests_and_the_run_says_so(lab: Lab):
     assert "rank 1" in failures["sentence"].lower()
     lab.wait_ready()
     assert lab.run("tp2", "chat", rate=5, seconds=1, length_scale=0.3).summary["requests"]["failed"] == 0
+
+
+def test_a_profile_is_a_run_of_its_own_whose_latencies_are_refused(lab: Lab, runs: dict[str, Run], tmp_path: Path):
+    found = lab.profile("tp2", "chat", rate=5, seconds=20, steps=6, skip=2, ranks=(0, 1))
+    assert set(found.ranks) == {0, 1} and found.run.summary["profiled"]["ranks"] == [0, 1]
+    for each in found.ranks.values():
+        assert each.num_steps == 6 and sum(each.parts.values()) == pytest.approx(each.span_ms)
+        assert each.parts["exposed"] > 0 and each.classes["matrix product"] > 0 and each.num_collectives > 0
+    assert any(verdict["code"] == "profiled" for verdict in found.run.quality)
+    with pytest.raises(ValueError, match="was profiled, and its latencies"):
+        difference([runs["tp2"]], [found.run], "ttft_ms", 50)
+    with pytest.raises(ValueError, match="was profiled, and its latencies"):
+        found.run.plot()
+    events = json.loads(found.save_trace(tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["cat"] for event in events if "cat" in event} >= {"cpu_op", "step,decode", "collective,tp"}
+    with pytest.raises(ServerError, match="does not hold the ranks"):
+        lab.client.profile("nobody")

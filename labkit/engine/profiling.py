@@ -35,6 +35,7 @@ class StepProfiler:
         self._left = 0
         self._profile: profile | None = None
         self._steps: list[Told] = []
+        self._started_ns = 0
 
     def begin(self, message: Profile) -> None:
         """The profiler's own start takes up to seconds the first time: that happens here, between two steps."""
@@ -56,12 +57,14 @@ class StepProfiler:
             return
         self._profile = self._new()
         self._profile.__enter__()
+        self._started_ns = time.monotonic_ns()
 
     def after(self, step_id: int, start_ns: int, end_ns: int, ring: bytes) -> Profiled | None:
         """What was seen, once the steps that were asked for are over."""
         if self._asked is None or self._profile is None:
             return None
-        self._steps.append((step_id, start_ns, end_ns, ring))
+        # the first step had to wait for the profiler: that was no time of its own
+        self._steps.append((step_id, max(start_ns, self._started_ns), end_ns, ring))
         return self.end() if len(self._steps) >= self._asked.num_steps else None
 
     def end(self) -> Profiled | None:

@@ -34,7 +34,8 @@ def device(
 
         plan = DevicePlan(
             num_ranks=ranks, dtypes=tuple(dtype or ("float32", "bfloat16")),
-            device=device or look_at_machine().backend, threads=threads or default_threads(usable_cores(), max(1, ranks)),
+            device=device or look_at_machine().backend,
+            threads=threads or default_threads(usable_cores(), max(1, ranks)),
             num_bytes=parse_bytes(buffer), side=side, num_warmup=warmup, num_rounds=rounds, check=check,
         )  # fmt: skip
         if not as_json:

@@ -31,7 +31,7 @@ _WARMUP_SHARE, _LONGEST_WARMUP_S = 0.2, 2.0
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """Which ranks are profiled, and which of their steps. Its run's latencies are no figures: the profiler is in them."""
+    """Which ranks are profiled, and which of their steps. Such a run's latencies are no figures."""
 
     ranks: tuple[int, ...] = (0,)
     steps: int = 20

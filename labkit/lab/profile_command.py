@@ -66,7 +66,8 @@ def _head(each: RankKernels) -> str:
     work = "kernels" if each.device == "cuda" else "operators"
     launches = f", {each.num_launches} launches" if each.num_launches else ""
     longest = f"; the longest idle gap in a step {each.gaps_ms[0]:.2f} ms" if each.gaps_ms else ""
+    whose = f"rank {each.rank} ({each.device}): {each.num_steps} steps in {each.span_ms:.1f} ms"
     return (
-        f"rank {each.rank} ({each.device}): {each.num_steps} steps in {each.span_ms:.1f} ms: {parts} ms{covered}{longest}\n"
+        f"{whose}: {parts} ms{covered}{longest}\n"
         f"  {work} by class, ms: {classes}{launches}"
     )

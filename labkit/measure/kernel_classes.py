@@ -14,10 +14,11 @@ _OPERATORS = (
     ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention", "_fused_sdp", "flash_attn")),
     ("normalisation", ("rms_norm", "layer_norm", "group_norm", "batch_norm")),
     ("matrix product", ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear",
-                        "aten::_scaled_mm", "aten::_grouped_mm", "mkldnn_linear", "mkl_linear", "aten::mv", "aten::dot")),
-    ("copy", ("aten::copy_", "aten::cat", "aten::clone", "aten::contiguous", "aten::_to_copy", "aten::to", "aten::fill_",
-              "aten::index_copy", "aten::index_put", "aten::_index_put", "aten::index_select", "aten::gather",
-              "aten::embedding", "aten::zero_", "aten::index")),
+                        "aten::_scaled_mm", "aten::_grouped_mm", "mkldnn_linear", "mkl_linear", "_linear_pointwise",
+                        "aten::mv", "aten::dot")),
+    ("copy", ("aten::copy_", "aten::cat", "aten::clone", "aten::contiguous", "aten::_to_copy", "aten::to",
+              "aten::fill_", "aten::index_copy", "aten::index_put", "aten::_index_put", "aten::index_select",
+              "aten::gather", "aten::embedding", "aten::zero_", "aten::index")),
 )  # fmt: skip
 """Parts of operators' names. The first that fits the outermost operator counts: a product inside attention is
 attention's, a copy inside a product the product's."""
@@ -28,6 +29,9 @@ _KERNELS = (
     ("matrix product", ("gemm", "gemv", "cutlass", "nvjet", "splitk", "wgmma", "cublas")),
     ("copy", ("memcpy", "memset", "copy_kernel", "catarray", "index_copy", "indexselect")),
 )
+_LINEAR = "mkldnn::_linear_pointwise"
+_FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, _LINEAR: 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Which of its inputs is the left factor; the right one follows."""
 _ITEM_BYTES = {"float": 4, "double": 8, "c10::bfloat16": 2, "c10::half": 2, "bfloat16": 2, "half": 2}
 
 
@@ -59,15 +63,18 @@ def _class_of(name: str, table: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def product_work(name: str, args: Mapping[str, Any]) -> tuple[float, float]:
-    """(operations, bytes read and written at least once) of a mm, addmm, bmm or baddbmm whose shapes are told; else
-    zeros. [b, m, k] by [b, k, n] takes 2·b·m·k·n."""
+    """(operations, bytes read and written at least once) of a product whose shapes are told; else zeros.
+
+    [b, m, k] by [b, k, n] takes 2·b·m·k·n; oneDNN's linear on a CPU is told its weight as [n, k].
+    """
     dims, types = args.get("Input Dims") or [], args.get("Input type") or []
-    first = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}.get(name)
+    first = _FIRST_FACTOR.get(name)
     if first is None or len(dims) < first + 2:
         return 0.0, 0.0
     left, right = dims[first], dims[first + 1]
     if len(left) < 2 or len(right) < 2:
         return 0.0, 0.0
-    flops = 2.0 * math.prod(left) * right[-1]
+    num_columns = right[0] if name == _LINEAR else right[-1]
+    flops = 2.0 * math.prod(left) * num_columns
     item = _ITEM_BYTES.get(str(types[first]).lower(), 0) if len(types) > first else 0
-    return flops, float(item * (math.prod(left) + math.prod(right) + math.prod(left[:-1]) * right[-1]))
+    return flops, float(item * (math.prod(left) + math.prod(right) + math.prod(left[:-1]) * num_columns))
