@@ -281,3 +281,13 @@ def test_a_profile_is_a_run_of_its_own_whose_latencies_are_refused(lab: Lab, run
     assert {event["cat"] for event in events if "cat" in event} >= {"cpu_op", "step,decode", "collective,tp"}
     with pytest.raises(ServerError, match="does not hold the ranks"):
         lab.client.profile("nobody")
+
+
+def test_telemetry_lies_beside_the_run(lab: Lab, runs: dict[str, Run]):
+    rows = runs["tp2"].telemetry
+    assert lab.state()["telemetry"] in ("nvml", "psutil")
+    assert set(rows["source"]) == {lab.state()["telemetry"]} or "psutil" in set(rows["source"])
+    span_s = (rows["t_ns"].max() - rows["t_ns"].min()) / 1e9
+    assert span_s > 2 and len(rows[rows["kind"] == "host"]) > 2 * span_s
+    if lab.state()["telemetry"] == "psutil":
+        assert set(rows[rows["kind"] == "rank"]["index"]) == {0, 1} and rows["cpu_cores"].max() > 0

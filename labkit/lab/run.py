@@ -97,6 +97,15 @@ class Run:
         with open_store() as store:
             return store.collectives(self.run_id)
 
+    @functools.cached_property
+    def telemetry(self) -> pd.DataFrame:
+        """One row a sample: source, kind (gpu, rank, host), index, and the values by name, each a column."""
+        import pandas as pd
+
+        with open_store() as store:
+            rows = store.telemetry(self.run_id)
+        return pd.concat([rows.drop(columns="values"), pd.DataFrame(list(rows["values"]))], axis=1)
+
     def plot(self) -> Any:
         """The run as a plotly figure."""
         import importlib

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import msgspec
 import psutil
+
+from labkit.measure.records import TelemetryRecord
 
 PERIOD_S = 0.2
 _NVLINK_ALL, _NVLINK_TX, _NVLINK_RX = 0xFFFFFFFF, 138, 139
@@ -23,23 +24,6 @@ _THROTTLES = {
     0x10: "sync boost", 0x2: "application clocks",
 }  # fmt: skip
 """Bits of nvmlDeviceGetCurrentClocksThrottleReasons; 0x1 is idleness, which slows nothing."""
-
-
-class TelemetryRecord(msgspec.Struct, gc=False):
-    """One device, process or host at one instant."""
-
-    t_ns: int
-    """CLOCK_MONOTONIC of the server's host."""
-    source: str
-    """nvml or psutil."""
-    kind: str
-    """gpu, rank or host."""
-    index: int
-    """Of the GPU, or the rank; 0 for the host."""
-    values: dict[str, float]
-    """Units in the names: utilisation_percent, memory_used_bytes, power_w, sm_mhz, pcie_tx_bytes_per_s …"""
-    throttles: list[str] = []
-    """Why the clocks are below what they could be."""
 
 
 class Source(Protocol):
@@ -157,8 +141,8 @@ class NvmlSource:
     def _traffic(self, index: int, handle: Any, now_ns: int) -> dict[str, float | None]:
         found: dict[str, float | None] = {}
         for code, way in enumerate(("tx", "rx")):
-            kib_per_s = self._ask("nvmlDeviceGetPcieThroughput", handle, code)
-            found[f"pcie_{way}_bytes_per_s"] = None if kib_per_s is None else kib_per_s * 1024
+            kb_per_s = self._ask("nvmlDeviceGetPcieThroughput", handle, code)
+            found[f"pcie_{way}_bytes_per_s"] = None if kb_per_s is None else kb_per_s * 1000
         fields = self._ask("nvmlDeviceGetFieldValues", handle, [(_NVLINK_TX, _NVLINK_ALL), (_NVLINK_RX, _NVLINK_ALL)])
         for way, value in zip(("tx", "rx"), fields or [], strict=False):
             if value.nvmlReturn == 0:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.measure.collective_log import CollectiveLog, read_collectives
-from labkit.measure.records import MemoryRecord, RequestRecord, StepRecord
-from labkit.measure.tables import MEMORY, REQUESTS, RUNS, STEPS, Table, request_from_row
+from labkit.measure.records import MemoryRecord, RequestRecord, StepRecord, TelemetryRecord
+from labkit.measure.tables import MEMORY, REQUESTS, RUNS, STEPS, TELEMETRY, Table, request_from_row
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _LIST, _COUNT = "TEXT DEFAULT '[]'", "INTEGER DEFAULT 0"
 _STEPS_2 = {
     "expert_tokens": _LIST, "expert_rows": _LIST, "expert_sent_bytes": _LIST, "expert_ns": _LIST,
@@ -34,6 +34,7 @@ _TIMES_3 = ("handoff_queue_ns", "handoff_ns", "handoff_bytes", "released_ns")
 _MIGRATIONS: dict[int, Sequence[str]] = {
     1: [f"ALTER TABLE steps ADD COLUMN {name} {kind}" for name, kind in _STEPS_2.items()],
     2: [f"ALTER TABLE requests ADD COLUMN server_{name} {_COUNT}" for name in _TIMES_3],
+    3: list(TELEMETRY.create_statements()),
 }
 """From which version: the statements that lead to the next."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -97,7 +98,7 @@ class Store:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def _create(self) -> None:
-        for table in (RUNS, REQUESTS, STEPS, MEMORY):
+        for table in (RUNS, REQUESTS, STEPS, MEMORY, TELEMETRY):
             for statement in table.create_statements():
                 self._db.execute(statement)
 
@@ -140,6 +141,9 @@ class Store:
 
     def add_memory(self, run_id: str, ranks: Iterable[MemoryRecord]) -> None:
         self._add(MEMORY, (MEMORY.row(rank, run_id=run_id) for rank in ranks))
+
+    def add_telemetry(self, run_id: str, samples: Iterable[TelemetryRecord]) -> None:
+        self._add(TELEMETRY, (TELEMETRY.row(sample, run_id=run_id) for sample in samples))
 
     def _add(self, table: Table, rows: Iterable[Sequence[Any]]) -> None:
         batch = list(rows)
@@ -203,6 +207,10 @@ class Store:
 
     def memory(self, run_id: str) -> pd.DataFrame:
         return self._frame(MEMORY, run_id, "rank")
+
+    def telemetry(self, run_id: str) -> pd.DataFrame:
+        """One row a sample of a GPU, a rank's process or the host; `values` is a dict."""
+        return self._frame(TELEMETRY, run_id, "t_ns")
 
     def collectives(self, run_id: str) -> pd.DataFrame:
         """One row per collective and rank; empty when nothing was recorded."""

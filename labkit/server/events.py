@@ -66,6 +66,10 @@ class EventHub:
     def __init__(self) -> None:
         self._subscribers: set[Subscriber] = set()
 
+    def wants(self, kind: str) -> bool:
+        """Whether anybody watches that kind."""
+        return any(each.wants(kind, None) for each in self._subscribers)
+
     @property
     def num_subscribers(self) -> int:
         return len(self._subscribers)

@@ -59,6 +59,8 @@ class Service:
         self.session = Session(self._session_changed)
         self.recorder = recorder
         self.profiling = Profiling()
+        self.telemetry_source = ""
+        """nvml or psutil; empty where nothing is sampled."""
         self.metrics = Metrics(lambda: self.state_of_engine().get("replicas", []))
         self.links: list[dict[str, Any]] = []
         self._picture = picture
@@ -232,6 +234,15 @@ class Service:
         self.profiling.came(event["rank"])
         self.hub.publish({**event, "run_id": run_id, "bytes": len(trace)})
 
+    @property
+    def wants_telemetry(self) -> bool:
+        """A run is recorded, or somebody watches."""
+        return bool(self.recorder.run_id) or self.hub.wants("telemetry")
+
+    def _on_telemetry(self, event: dict[str, Any]) -> None:
+        self.recorder.add_telemetry(event["samples"])
+        self.hub.publish(event)
+
     def _session_changed(self) -> None:
         holder = self.session.holder.describe() if self.session.holder else None
         self.hub.publish({"event": "lease", "holder": holder, "queue": self.session.describe_queue()})
@@ -266,6 +277,7 @@ class Service:
             "queue": self.session.describe_queue(),
             "requests_in_flight": len(self._in_flight),
             "links": self.links,
+            "telemetry": self.telemetry_source,
         }
         if self._start_error:
             state["message"] = self._start_error
