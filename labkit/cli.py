@@ -231,8 +231,8 @@ def _report(done: Run, as_json: bool) -> None:
 
 def _mount() -> None:
     """Commands of other rooms; one whose file is not there is not missed."""
-    rooms = ("lab.cli_commands", "lab.bench_commands", "server.cli_commands", "cluster.cli_commands")
-    for name in (*rooms, "model.cli_commands", "site"):
+    rooms = ("lab.cli_commands", "lab.bench_commands", "lab.profile_command", "server.cli_commands")
+    for name in (*rooms, "cluster.cli_commands", "model.cli_commands", "site"):
         name = f"labkit.{name}"
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name).register(app)

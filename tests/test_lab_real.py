@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 import labkit
+from labkit.lab.compare import difference
 from labkit.lab.lab import Lab, run_against
 from labkit.lab.run import Run
 from labkit.measure.metrics import Objective
+from labkit.server.client import ServerError
 
 pytestmark = pytest.mark.engine
 REPO = Path(__file__).parents[1]
@@ -262,3 +264,30 @@ def test_a_killed_rank_fails_its_requests_and_the_run_says_so(lab: Lab):
     assert "rank 1" in failures["sentence"].lower()
     lab.wait_ready()
     assert lab.run("tp2", "chat", rate=5, seconds=1, length_scale=0.3).summary["requests"]["failed"] == 0
+
+
+def test_a_profile_is_a_run_of_its_own_whose_latencies_are_refused(lab: Lab, runs: dict[str, Run], tmp_path: Path):
+    found = lab.profile("tp2", "chat", rate=5, seconds=20, steps=6, skip=2, ranks=(0, 1))
+    assert set(found.ranks) == {0, 1} and found.run.summary["profiled"]["ranks"] == [0, 1]
+    for each in found.ranks.values():
+        assert each.num_steps == 6 and sum(each.parts.values()) == pytest.approx(each.span_ms)
+        assert each.parts["exposed"] > 0 and each.classes["matrix product"] > 0 and each.num_collectives > 0
+    assert any(verdict["code"] == "profiled" for verdict in found.run.quality)
+    with pytest.raises(ValueError, match="was profiled, and its latencies"):
+        difference([runs["tp2"]], [found.run], "ttft_ms", 50)
+    with pytest.raises(ValueError, match="was profiled, and its latencies"):
+        found.run.plot()
+    events = json.loads(found.save_trace(tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["cat"] for event in events if "cat" in event} >= {"cpu_op", "step,decode", "collective,tp"}
+    with pytest.raises(ServerError, match="does not hold the ranks"):
+        lab.client.profile("nobody")
+
+
+def test_telemetry_lies_beside_the_run(lab: Lab, runs: dict[str, Run]):
+    rows = runs["tp2"].telemetry
+    assert lab.state()["telemetry"] in ("nvml", "psutil")
+    assert set(rows["source"]) == {lab.state()["telemetry"]} or "psutil" in set(rows["source"])
+    span_s = (rows["t_ns"].max() - rows["t_ns"].min()) / 1e9
+    assert span_s > 2 and len(rows[rows["kind"] == "host"]) > 2 * span_s
+    if lab.state()["telemetry"] == "psutil":
+        assert set(rows[rows["kind"] == "rank"]["index"]) == {0, 1} and rows["cpu_cores"].max() > 0

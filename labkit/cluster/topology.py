@@ -14,12 +14,16 @@ from pathlib import Path
 
 import psutil
 
+from labkit.cluster.gpu_links import GpuLink, gpu_links, numa_node
+
 
 @dataclass(frozen=True)
 class Gpu:
     index: int
     name: str
     memory_bytes: int
+    numa_node: int | None = None
+    """The one that it hangs on; None: not told."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Machine:
     gpus: tuple[Gpu, ...]
     gpu_note: str
     """Why no GPU is listed; empty when some are."""
+    gpu_links: tuple[GpuLink, ...] = ()
+    """What joins each pair of them."""
 
     @property
     def backend(self) -> str:
@@ -62,10 +68,29 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str]:
         pynvml.nvmlShutdown()
 
 
+def find_gpu_links(num_gpus: int) -> tuple[GpuLink, ...]:
+    """What joins the GPUs that `find_gpus` found; nothing for fewer than two."""
+    if num_gpus < 2:
+        return ()
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # what NVML's module raises cannot be named where it is not there
+        return ()
+    try:
+        return gpu_links(pynvml, num_gpus)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _gpu(pynvml, index: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     name = pynvml.nvmlDeviceGetName(handle)
-    return Gpu(index, name.decode() if isinstance(name, bytes) else name, pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    name = name.decode() if isinstance(name, bytes) else name
+    return Gpu(index, name, pynvml.nvmlDeviceGetMemoryInfo(handle).total, numa_node(pynvml, handle))
 
 
 def look_at_machine() -> Machine:
@@ -80,6 +105,7 @@ def look_at_machine() -> Machine:
         shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else None,
         gpus=gpus,
         gpu_note=note,
+        gpu_links=find_gpu_links(len(gpus)),
     )
 
 

@@ -1,4 +1,5 @@
-"""A rank without a model, for measuring what joins the ranks: it takes a layout's groups and repeats collectives."""
+"""A rank without a model, for measuring the machine: it takes a layout's groups and repeats collectives, or copies and
+products on its own device."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ import torch
 from labkit.engine.messages import (
     AllocateKV,
     Bench,
+    BenchDevice,
     Benched,
     Configure,
     Configured,
+    DeviceBenched,
     Memory,
     Moved,
     MoveKV,
@@ -35,19 +38,19 @@ class BenchRunner:
         self._mesh = self._mesh_factory(message)
         return Configured(message.epoch, self._rank, 0, 0, Memory(), 0.0, 0.0)
 
-    def bench(self, message: Bench) -> Benched:
+    def bench(self, message: Bench | BenchDevice) -> Benched | DeviceBenched:
         if self._mesh is None:
             raise RuntimeError(f"rank {self._rank} has no layout: it must be configured before it measures")
         return bench(message, self._rank, self._mesh, self._device)
 
     def allocate(self, message: AllocateKV) -> Ready:
-        raise RuntimeError("this rank measures collectives; it has no model and no cache")
+        raise RuntimeError("this rank measures the machine; it has no model and no cache")
 
     def step(self, message: Step) -> tuple[Sampled | None, int, int]:
-        raise RuntimeError("this rank measures collectives; it has no model to step")
+        raise RuntimeError("this rank measures the machine; it has no model to step")
 
     def move(self, message: MoveKV) -> None:
-        raise RuntimeError("this rank measures collectives; it has no cache to hand over")
+        raise RuntimeError("this rank measures the machine; it has no cache to hand over")
 
     def moved(self) -> list[Moved]:
         return []

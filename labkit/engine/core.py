@@ -20,7 +20,7 @@ from labkit.engine.bringup import BringUp, Standing, SwitchRefused, SwitchReport
 from labkit.engine.dispatcher import Dispatcher
 from labkit.engine.expert_load import ExpertLoad, placements_for
 from labkit.engine.flights import Flights
-from labkit.engine.messages import Configured, Hello, Moved, RankMessage, Ready, Sampled, StepStats
+from labkit.engine.messages import Configured, Hello, Moved, Profiled, RankMessage, Ready, Sampled, StepStats
 from labkit.engine.places import describe_places, nodes_of, share_a_clock
 from labkit.engine.reporter import Emit, Reporter
 from labkit.engine.request import FinishReason, Request, RequestRefused
@@ -101,6 +101,8 @@ class Engine:
             self._flights.stats(message)
         elif isinstance(message, Moved):
             self._dispatcher.moved(message)
+        elif isinstance(message, Profiled):
+            self._reporter.profiled(message)
         elif isinstance(message, Configured | Ready) and self._bring_up is not None:
             self._bring_up.add(rank, message)
 

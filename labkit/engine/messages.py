@@ -134,6 +134,30 @@ class Bench(_Message):
     check: bool
 
 
+class BenchDevice(_Message):
+    """Repeat one piece of work on the rank's own device, and say how long each took. Answered by `DeviceBenched`."""
+
+    epoch: int
+    what: str
+    """One of `labkit.measure.device.WORK`."""
+    dtype: str
+    size: int
+    """copy: bytes of the buffer; matmul: rows and columns of the matrices; 0: a buffer that suits the device."""
+    ranks: list[int]
+    """Who works, each round begun together; the others answer at once, with no times."""
+    num_warmup: int
+    num_rounds: int
+    check: bool
+
+
+class Profile(_Message):
+    """Profile the steps to come. Answered by `Profiled`, once: when they are over, or a message of 0 steps comes."""
+
+    epoch: int
+    skip_steps: int
+    num_steps: int
+
+
 class Fault(_Message):
     """For tests and drills: kind is raise, exit, hang or delay (seconds in each all-reduce of `layer`)."""
 
@@ -253,6 +277,25 @@ class Benched(_Message):
     """Which of the axis's groups."""
 
 
+class DeviceBenched(_Message):
+    epoch: int
+    rank: int
+    times_ns: list[int]
+    num_wrong: int
+    size: int
+    """As `BenchDevice.size`, chosen where that was 0."""
+    cache_bytes: int
+    """The device's last cache; 0 where the system does not tell."""
+
+
+class Profiled(_Message):
+    epoch: int
+    rank: int
+    num_steps: int
+    trace: bytes
+    """Chrome trace events, gzipped JSON, with our tags (`labkit.engine.profiling`); empty when no step came."""
+
+
 class Failed(_Message):
     """The last words of a rank that raised."""
 
@@ -262,8 +305,8 @@ class Failed(_Message):
     traceback: str
 
 
-EngineMessage = Configure | AllocateKV | Step | MoveKV | Bench | Fault | Shutdown
-RankMessage = Hello | Configured | Ready | Sampled | StepStats | Moved | Benched | Failed
+EngineMessage = Configure | AllocateKV | Step | MoveKV | Bench | BenchDevice | Profile | Fault | Shutdown
+RankMessage = Hello | Configured | Ready | Sampled | StepStats | Moved | Benched | DeviceBenched | Profiled | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.handoff import Handoff
+from labkit.engine.messages import Profiled
 from labkit.engine.replica import Flight
 from labkit.layout import Layout, query_loads
 from labkit.measure.crossing_meter import tally
@@ -43,6 +44,9 @@ class Reporter:
 
     def memory(self, records: list[MemoryRecord]) -> None:
         self._emit({"event": "memory", "ranks": records})
+
+    def profiled(self, message: Profiled) -> None:
+        self._emit({"event": "profile", **msgspec.structs.asdict(message)})
 
     def handoff(self, handoff: Handoff, end_ns: int) -> None:
         self._emit(

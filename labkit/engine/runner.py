@@ -23,9 +23,11 @@ from labkit.engine.graphs import DecodeGraphs
 from labkit.engine.messages import (
     AllocateKV,
     Bench,
+    BenchDevice,
     Benched,
     Configure,
     Configured,
+    DeviceBenched,
     Memory,
     Moved,
     MoveKV,
@@ -241,8 +243,8 @@ class Runner:
 
     # ---- a measurement
 
-    def bench(self, message: Bench) -> Benched:
-        """One collective of the layout that stands, over and over (`labkit.parallel.bench`)."""
+    def bench(self, message: Bench | BenchDevice) -> Benched | DeviceBenched:
+        """One collective of the layout that stands, or the device's own work, over and over."""
         model = self._configured()
         return bench(message, self.rank, model.mesh, self.device)
 

@@ -24,7 +24,20 @@ import torch
 from labkit.engine import messages
 from labkit.engine.channel import Channel
 from labkit.engine.launch import Launch
-from labkit.engine.messages import AllocateKV, Bench, Configure, Fault, MoveKV, RankMessage, Sampled, Shutdown, Step
+from labkit.engine.messages import (
+    AllocateKV,
+    Bench,
+    BenchDevice,
+    Configure,
+    Fault,
+    MoveKV,
+    Profile,
+    RankMessage,
+    Sampled,
+    Shutdown,
+    Step,
+)
+from labkit.engine.profiling import StepProfiler
 from labkit.parallel.mesh import MeshFactory
 
 
@@ -41,7 +54,7 @@ class RankRunner(Protocol):
 
     def moved(self) -> list[messages.Moved]: ...
 
-    def bench(self, message: Bench) -> messages.Benched: ...
+    def bench(self, message: Bench | BenchDevice) -> messages.Benched | messages.DeviceBenched: ...
 
 
 _NAP_S = 200e-6
@@ -53,11 +66,13 @@ MakeRunner = Callable[[int, MeshFactory, torch.device], RankRunner]
 class Worker:
     """The loop of a rank: one message in, one or two out."""
 
-    def __init__(self, rank: int, channel: Channel, runner: RankRunner, mesh_factory: MeshFactory) -> None:
+    def __init__(self, rank: int, channel: Channel, runner: RankRunner, mesh_factory: MeshFactory,
+                 profiler: StepProfiler | None = None) -> None:  # fmt: skip
         self._rank = rank
         self._channel = channel
         self._runner = runner
         self._door = mesh_factory.door
+        self._profiler = profiler or StepProfiler(rank, torch.device("cpu"))
         self._epoch = -1
         self._num_moves = 0
         """KV under way to or from this rank, beside its steps."""
@@ -71,6 +86,8 @@ class Worker:
                 self._step(message, arrived_ns)
             elif isinstance(message, MoveKV):
                 self._move(message)
+            elif isinstance(message, Profile):
+                self._profile(message)
             elif isinstance(message, Shutdown):
                 return
             else:
@@ -98,20 +115,29 @@ class Worker:
     def _step(self, message: Step, arrived_ns: int) -> None:
         if message.epoch != self._epoch:
             return
+        self._profiler.before()
         sampled, _, end_ns = self._runner.step(message)
         if sampled is not None:
             sampled.start_ns = arrived_ns
             self._channel.send(messages.encode(sampled))
-        self._channel.send(
-            messages.encode(
-                messages.StepStats(
-                    message.epoch, message.step_id, self._rank, arrived_ns, end_ns,
-                    self._door.drain(), self._door.drain_experts(),
-                )
-            )
+        ring = self._door.drain()
+        stats = messages.StepStats(
+            message.epoch, message.step_id, self._rank, arrived_ns, end_ns, ring, self._door.drain_experts()
         )
+        self._channel.send(messages.encode(stats))
+        self._tell_profiled(self._profiler.after(message.step_id, arrived_ns, end_ns, ring))
 
-    def _obey(self, message: Configure | AllocateKV | Bench | Fault) -> None:
+    def _profile(self, message: Profile) -> None:
+        if message.num_steps:
+            self._profiler.begin(message)
+        else:
+            self._tell_profiled(self._profiler.end())
+
+    def _tell_profiled(self, profiled: messages.Profiled | None) -> None:
+        if profiled is not None:
+            self._channel.send(messages.encode(profiled))
+
+    def _obey(self, message: Configure | AllocateKV | Bench | BenchDevice | Fault) -> None:
         if isinstance(message, Fault):
             self._suffer(message)
             return
@@ -119,7 +145,7 @@ class Worker:
             torch.set_num_threads(message.threads)
             answer: RankMessage = self._runner.configure(message)
             self._epoch = message.epoch
-        elif isinstance(message, Bench):
+        elif isinstance(message, Bench | BenchDevice):
             answer = self._runner.bench(message)
         else:
             answer = self._runner.allocate(message)
@@ -152,7 +178,8 @@ def serve(make_runner: MakeRunner) -> int:
     launch.watch_owner()
     mesh_factory = MeshFactory(launch.rank, launch.shm_folder, device.type, node_is_a_machine=launch.joins)
     try:
-        Worker(launch.rank, channel, make_runner(launch.rank, mesh_factory, device), mesh_factory).run()
+        Worker(launch.rank, channel, make_runner(launch.rank, mesh_factory, device), mesh_factory,
+               StepProfiler(launch.rank, device)).run()  # fmt: skip
     except BaseException as error:
         _last_words(channel, launch.rank, error)
         mesh_factory.wires.abort()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from labkit.lab.lab import Lab, connect, run_against
     from labkit.lab.live import LiveSession
     from labkit.lab.plan import RunPlan
+    from labkit.lab.profiling import Profile
     from labkit.lab.run import Run, open_store
     from labkit.measure.metrics import Objective
 
@@ -21,6 +22,7 @@ _HOMES = {
     "Lab": "labkit.lab.lab",
     "LiveSession": "labkit.lab.live",
     "Objective": "labkit.measure.metrics",
+    "Profile": "labkit.lab.profiling",
     "Run": "labkit.lab.run",
     "RunPlan": "labkit.lab.plan",
     "connect": "labkit.lab.lab",
@@ -33,6 +35,7 @@ __all__ = [
     "Lab",
     "LiveSession",
     "Objective",
+    "Profile",
     "Run",
     "RunPlan",
     "connect",

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -90,32 +90,57 @@ class _Answers:
                 self.all.set_result(self.got)
 
 
-class Benchmark:
-    """`async with` starts the ranks and ends them. Raises PoolError when they do not come."""
+class BenchRanks:
+    """Ranks under a layout, without a model. `async with` starts and ends them; PoolError when they do not come."""
 
-    def __init__(self, plan: BenchPlan) -> None:
-        self.plan = plan
-        self._num_ranks = plan.nodes.num_ranks if plan.nodes else plan.num_ranks or plan.layout.world_size
-        backend = "nccl" if plan.device == "cuda" else "gloo"
+    def __init__(
+        self, layout: Layout, *, fabric: str, device: str, dtype: str = "float32", threads: int = 1,
+        num_ranks: int = 0, nodes: Nodes | None = None, module: str = "labkit.engine.bench_worker",
+    ) -> None:  # fmt: skip
+        self._num_ranks = nodes.num_ranks if nodes else num_ranks or layout.world_size
+        self._configure = Configure(
+            1, layout.slug, "", 0, dtype, 0, 16, 512, 64, threads, fabric, False, False
+        )  # fmt: skip
+        backend = "nccl" if device == "cuda" else "gloo"
         config = PoolConfig(
-            self._num_ranks, plan.threads, plan.device, backend, default_run_dir(runtime_dir()),
-            module=plan.module, nodes=plan.nodes,
+            self._num_ranks, threads, device, backend, default_run_dir(runtime_dir()), module=module, nodes=nodes,
         )  # fmt: skip
         self._answers: _Answers | None = None
         self._pool = Pool(config, self._on_message, self._on_failure, lambda state: None)
 
-    async def __aenter__(self) -> Benchmark:
+    async def __aenter__(self) -> Self:
         await self._pool.start()
-        plan = self.plan
-        configure = Configure(
-            1, plan.layout.slug, "", 0, plan.dtype, 0, 16, 512, 64, plan.threads, plan.fabric, False, False,
-            nodes=nodes_of(self._pool.hellos),
-        )  # fmt: skip
-        await self._ask(configure, Configured)
+        self._configure.nodes = nodes_of(self._pool.hellos)
+        await self.ask(self._configure, Configured)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.stop()
+
+    async def ask(self, message: Any, kind: type[Any]) -> dict[int, Any]:
+        """Each rank's answer to the message. Raises RuntimeError with the words of a rank that failed."""
+        self._answers = _Answers(kind, self._num_ranks)
+        self._pool.send_many(range(self._num_ranks), message)
+        return await asyncio.wait_for(self._answers.all, _ANSWER_S)
+
+    def _on_message(self, rank: int, message: RankMessage) -> None:
+        if self._answers is not None:
+            self._answers.add(rank, message)
+
+    def _on_failure(self, failure: PoolFailure) -> None:
+        if self._answers is not None and not self._answers.all.done():
+            self._answers.all.set_exception(RuntimeError(f"{failure.error}\n{failure.traceback}".strip()))
+
+
+class Benchmark(BenchRanks):
+    """Collectives of one axis's groups."""
+
+    def __init__(self, plan: BenchPlan) -> None:
+        self.plan = plan
+        super().__init__(
+            plan.layout, fabric=plan.fabric, device=plan.device, dtype=plan.dtype, threads=plan.threads,
+            num_ranks=plan.num_ranks, nodes=plan.nodes, module=plan.module,
+        )  # fmt: skip
 
     async def rows(self, on_row: OnRow | None = None) -> list[dict[str, Any]]:
         """Every operation at every size, in and out of place where it can be both."""
@@ -133,7 +158,7 @@ class Benchmark:
         """A row for each group of the axis: they work at the same time, as they do in a step."""
         plan = self.plan
         bench = Bench(1, plan.axis, op, num_bytes, in_place, plan.dtype, plan.num_warmup, plan.num_rounds, plan.check)
-        answers: dict[int, Benched] = await self._ask(bench, Benched)
+        answers: dict[int, Benched] = await self.ask(bench, Benched)
         nodes = nodes_of(self._pool.hellos)
         rows = []
         for index, ranks in enumerate(plan.layout.groups(plan.axis)):
@@ -146,19 +171,6 @@ class Benchmark:
                     group_ranks=list(ranks), fabric=fabric_of(ranks, plan.fabric, nodes), dtype=plan.dtype)
             )  # fmt: skip
         return rows
-
-    async def _ask(self, message: Any, kind: type[Any]) -> dict[int, Any]:
-        self._answers = _Answers(kind, self._num_ranks)
-        self._pool.send_many(range(self._num_ranks), message)
-        return await asyncio.wait_for(self._answers.all, _ANSWER_S)
-
-    def _on_message(self, rank: int, message: RankMessage) -> None:
-        if self._answers is not None:
-            self._answers.add(rank, message)
-
-    def _on_failure(self, failure: PoolFailure) -> None:
-        if self._answers is not None and not self._answers.all.done():
-            self._answers.all.set_exception(RuntimeError(f"{failure.error}\n{failure.traceback}".strip()))
 
 
 async def measure(plan: BenchPlan, on_row: OnRow | None = None) -> list[dict[str, Any]]:

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.lab.bench_device_command import device
 from labkit.lab.shell import sentences
 
 if TYPE_CHECKING:
     from labkit.lab.bench import BenchPlan
 
-bench = typer.Typer(no_args_is_help=True, help="Measure what joins the ranks.")
+bench = typer.Typer(no_args_is_help=True, help="Measure what the ranks have, and what joins them.")
 
 
 def register(app: typer.Typer) -> None:
+    bench.command()(device)
     app.add_typer(bench, name="bench")
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure what joins the ranks."""
+    """Measure what the ranks have, and what joins them."""
 
 
 @bench.command()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.lab.plan import RunPlan, as_layout
-from labkit.lab.run import Run
+from labkit.lab.run import Run, refuse_profiled
 from labkit.layout import AnyLayout
 from labkit.measure import metrics
 from labkit.measure.metrics import Objective, goodput_of
@@ -107,6 +107,8 @@ def compare(
     A run that fails or is stopped ends the comparison, which then holds what there is.
     """
     names = check_layouts(layouts)
+    if plan.profile:
+        raise ValueError("A comparison is of latencies, and a profiler would be in them: leave `profile` out.")
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; it must be at least 1.")
     found = Comparison({name: [] for name in names}, plan.objective)
@@ -135,6 +137,7 @@ def _counted(run: Run) -> list[RequestRecord]:
 
 def pooled(runs: Sequence[Run], objective: Objective) -> Summary:
     """One layout's rounds as if they were one run."""
+    refuse_profiled(runs)
     rows = [record for run in runs for record in _counted(run)]
     done = [record for record in rows if record.status == "completed"]
     seconds = sum(run.window.seconds for run in runs)
@@ -175,6 +178,7 @@ def _mean_shares(runs: Sequence[Run]) -> Summary:
 
 def difference(base: Sequence[Run], other: Sequence[Run], name: str, q: float) -> Summary:
     """Percentile q of a figure, `other` minus `base`, over the requests that both completed."""
+    refuse_profiled([*base, *other])
     pairs = _pairs(base, other, FIGURES[name])
     result: Summary = {"figure": name, "percentile": q, "n": len(pairs)}
     if len(pairs) < 10:

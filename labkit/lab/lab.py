@@ -27,6 +27,7 @@ from labkit.server.client import ServerClient, ServerError
 if TYPE_CHECKING:
     from labkit.lab.compare import Comparison
     from labkit.lab.live import LiveSession
+    from labkit.lab.profiling import Profile
 
 _START_TIMEOUT_S = 120.0
 
@@ -127,6 +128,29 @@ class Lab:
         from labkit.lab.compare import compare
 
         return compare(self, layouts, plan, rounds, on_update)
+
+    def profile(
+        self,
+        layout: AnyLayout | str | None = None,
+        workload: str | Workload = "chat",
+        rate: float | None = None,
+        seconds: float | None = 30.0,
+        *,
+        steps: int = 20,
+        ranks: Sequence[int] = (0,),
+        skip: int = 5,
+        on_update: OnUpdate | None = None,
+        **more: Any,
+    ) -> Profile:
+        """torch.profiler on `ranks`, over `steps` of their steps after `skip`, in a run of its own.
+
+        The load ends when the profiles have come, after `seconds` at the latest. `more` as of `run`. Raises
+        ValueError when no step was profiled.
+        """
+        from labkit.lab.profiling import profile
+
+        return profile(self, layout, workload, rate, seconds, steps=steps, ranks=ranks, skip=skip,
+                       on_update=on_update, **more)  # fmt: skip
 
     def live(self, client: str = "", objective: Objective = DEFAULT_OBJECTIVE) -> LiveSession:
         """A load that goes on while layout and rate are changed, with figures of the last seconds.

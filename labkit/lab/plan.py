@@ -22,10 +22,30 @@ from labkit.measure.metrics import Objective
 
 DEFAULT_OBJECTIVE = Objective(ttft_ms=400, tpot_ms=50)
 DEFAULT_SECONDS = 30.0
+MOST_PROFILED_STEPS = 1000
 _ABOVE_ZERO = {
     "rate": " requests/s", "seconds": " s", "num_requests": "", "length_scale": "", "time_scale": "",
 }  # fmt: skip
 _WARMUP_SHARE, _LONGEST_WARMUP_S = 0.2, 2.0
+
+
+@dataclass(frozen=True)
+class ProfilePlan:
+    """Which ranks are profiled, and which of their steps. Such a run's latencies are no figures."""
+
+    ranks: tuple[int, ...] = (0,)
+    steps: int = 20
+    skip: int = 5
+    """Steps before the profiled ones."""
+
+    def __post_init__(self) -> None:
+        if not self.ranks or min(self.ranks) < 0 or len(set(self.ranks)) < len(self.ranks):
+            raise ValueError(f"ranks is {list(self.ranks)}; name one rank or more, each once, counted from 0.")
+        if not 1 <= self.steps <= MOST_PROFILED_STEPS or self.skip < 0:
+            raise ValueError(
+                f"{self.steps} steps after {self.skip} are to be profiled; it must be 1 to {MOST_PROFILED_STEPS}, "
+                f"after 0 or more."
+            )
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,7 @@ class RunPlan:
     trace: str = ""
     """A public trace's path, replayed instead of the workload."""
     time_scale: float = 1.0
+    profile: ProfilePlan | None = None
 
     def __post_init__(self) -> None:
         if not self.trace and isinstance(self.workload, str):

@@ -110,6 +110,15 @@ class Run:
         with open_store() as store:
             return store.collectives(self.run_id)
 
+    @functools.cached_property
+    def telemetry(self) -> pd.DataFrame:
+        """One row a sample: source, kind (gpu, rank, host), index, and the values by name, each a column."""
+        import pandas as pd
+
+        with open_store() as store:
+            rows = store.telemetry(self.run_id)
+        return pd.concat([rows.drop(columns="values"), pd.DataFrame(list(rows["values"]))], axis=1)
+
     def plot(self) -> Any:
         """The run as a plotly figure."""
         import importlib
@@ -160,6 +169,16 @@ def _measured_roofs() -> Roofs:
 
     roofs: Roofs = importlib.import_module("labkit.teach.machine").measure_roofs()
     return roofs
+
+
+def refuse_profiled(runs: Sequence[Run]) -> None:
+    """ValueError for a run in which a profiler ran, where figures of latency are asked for."""
+    for run in runs:
+        if "profiled" in run.summary:
+            raise ValueError(
+                f"The run {run.run_id} was profiled, and its latencies are the profiler's too: compare and draw runs "
+                f"without a profiler; its kernels are in `labkit.lab.Profile.load`."
+            )
 
 
 def _frame(table: Table, records: Sequence[Any], **more: Any) -> pd.DataFrame:

@@ -32,6 +32,7 @@ Update = dict[str, Any]
 OnUpdate = Callable[[Update], None]
 UPDATE_S = 0.25
 _SETTLE_S = 2.0
+PROFILED = "A profiler ran on the ranks: latencies of this run are no figures, only its kernels are."
 
 
 class Recording:
@@ -44,6 +45,8 @@ class Recording:
         self.notices: list[str] = []
         self.report: LoadReport | None = None
         self.stopped = False
+        self.profiled: dict[int, int] = {}
+        """By rank, how many of its steps were profiled."""
         self.error = ""
         self.joiner = Joiner(self._joined)
         self._window = SlidingWindow()
@@ -62,6 +65,8 @@ class Recording:
             self.joiner.add_times(msgspec.convert(event, ServerTimes))
         elif kind == "steps":
             self.steps += msgspec.convert(event["steps"], list[StepRecord])
+        elif kind == "profile":
+            self.profiled[event["rank"]] = event["num_steps"]
         elif kind == "failure":
             self.notices.append(f"Rank {event.get('rank')} failed during this run: {event.get('error')}")
         elif kind == "dropped":
@@ -102,19 +107,25 @@ class Recording:
             with contextlib.suppress(DriverError, TimeoutError):
                 self.report = driver.stop()
         else:
-            self.report = driving.report
+            self.report = driving.report if driving.over else driver.stop()
 
     def _started(self, start_ns: int) -> None:
         self._start_ns = start_ns
         self._window.start(start_ns)
 
     def _follow(self, driving: Driving, check: Callable[[], None]) -> None:
-        while not driving.over:
+        while not driving.over and not self._has_profiles:
             with contextlib.suppress(TimeoutError):
                 driving.wait(UPDATE_S)
             check()
             self.tell("running")
-        driving.wait(0)
+        if driving.over:
+            driving.wait(0)
+
+    @property
+    def _has_profiles(self) -> bool:
+        """All that a run was for has come: it need not send more."""
+        return self.plan.profile is not None and set(self.profiled) >= set(self.plan.profile.ranks)
 
     def settle(self) -> None:
         """Wait for the server's share of the last requests and for its last steps."""
@@ -150,12 +161,14 @@ def run_on_lab(
         expected_s=plan.expected_s,
         on_line=lambda line: recording.tell(line["lease"], **_of_queue(line)),
     ) as lease:
-        kinds = ("request", "steps", "failure")
+        kinds = ("request", "steps", "failure", "profile")
         with client.events(recording.on_event, kinds, run_id=recording.run_id):
             state = client.state()
             target = Target(url=client.url, token=client.token, model=state["model"], labkit=True)
             spec = plan.spec(target, recording.run_id, state["vocab_size"], state["max_model_len"])
             begin(recording, layout, state["model"], client.url)
+            if plan.profile:
+                client.profile(recording.run_id, plan.profile.ranks, plan.profile.skip, plan.profile.steps)
             recording.drive(driver, spec, lease.check)
             recording.settle()
             if not recording.error:
@@ -217,6 +230,9 @@ def finish(recording: Recording, where: Setting) -> Run:
         run_id=recording.run_id,
         stopped_early=recording.stopped,
     )
+    if recording.plan.profile:
+        summary["profiled"] = {"ranks": list(recording.plan.profile.ranks), "steps": recording.profiled}
+        summary["quality"].append({"code": "profiled", "severity": "bad", "sentence": PROFILED})
     if recording.error:
         summary["error"] = recording.error
         summary["quality"].append({"code": "failed", "severity": "bad", "sentence": recording.error})

@@ -151,6 +151,23 @@ class MemoryRecord(msgspec.Struct, gc=False):
     this backend cannot tell."""
 
 
+class TelemetryRecord(msgspec.Struct, gc=False):
+    """One device, process or host at one instant."""
+
+    t_ns: int
+    """CLOCK_MONOTONIC of the server's host."""
+    source: str
+    """nvml or psutil."""
+    kind: str
+    """gpu, rank or host."""
+    index: int
+    """Of the GPU, or the rank; 0 for the host."""
+    values: dict[str, float]
+    """Units in the names: utilisation_percent, memory_used_bytes, power_w, sm_mhz, pcie_tx_bytes_per_s …"""
+    throttles: list[str] = []
+    """Why the clocks are below what they could be."""
+
+
 class Environment(msgspec.Struct):
     """Where a run took place: everything that a figure's reader must know."""
 

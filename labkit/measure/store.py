@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.measure.collective_log import CollectiveLog, read_collectives
-from labkit.measure.records import MemoryRecord, RequestRecord, StepRecord
-from labkit.measure.tables import MEMORY, REQUESTS, RUNS, STEPS, Table, request_from_row
+from labkit.measure.records import MemoryRecord, RequestRecord, StepRecord, TelemetryRecord
+from labkit.measure.tables import MEMORY, REQUESTS, RUNS, STEPS, TELEMETRY, Table, request_from_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ _TIMES_3 = ("handoff_queue_ns", "handoff_ns", "handoff_bytes", "released_ns")
 _MIGRATIONS: dict[int, Sequence[str]] = {
     1: [f"ALTER TABLE steps ADD COLUMN {name} {kind}" for name, kind in _STEPS_2.items()],
     2: [f"ALTER TABLE requests ADD COLUMN server_{name} {_COUNT}" for name in _TIMES_3],
-    3: ["ALTER TABLE memory ADD COLUMN beside TEXT DEFAULT '{}'"],
+    3: ["ALTER TABLE memory ADD COLUMN beside TEXT DEFAULT '{}'", *TELEMETRY.create_statements()],
 }
 """From which version: the statements that lead to the next."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -98,7 +98,7 @@ class Store:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def _create(self) -> None:
-        for table in (RUNS, REQUESTS, STEPS, MEMORY):
+        for table in (RUNS, REQUESTS, STEPS, MEMORY, TELEMETRY):
             for statement in table.create_statements():
                 self._db.execute(statement)
 
@@ -142,6 +142,9 @@ class Store:
     def add_memory(self, run_id: str, ranks: Iterable[MemoryRecord]) -> None:
         self._add(MEMORY, (MEMORY.row(rank, run_id=run_id) for rank in ranks))
 
+    def add_telemetry(self, run_id: str, samples: Iterable[TelemetryRecord]) -> None:
+        self._add(TELEMETRY, (TELEMETRY.row(sample, run_id=run_id) for sample in samples))
+
     def _add(self, table: Table, rows: Iterable[Sequence[Any]]) -> None:
         batch = list(rows)
         if batch:
@@ -154,6 +157,17 @@ class Store:
         `close` turns them to parquet (a second of work: not on an event loop).
         """
         return CollectiveLog(self.run_dir(run_id))
+
+    def add_profile(self, run_id: str, rank: int, trace: bytes) -> None:
+        """One rank's profile (gzipped Chrome trace events), as a file in the run's folder."""
+        folder = self.run_dir(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"profile-rank{rank}.json.gz").write_bytes(trace)
+
+    def profiles(self, run_id: str) -> dict[int, Path]:
+        """By rank, the profiles that a run left."""
+        found = {_rank_of(path): path for path in self.run_dir(run_id).glob("profile-rank*.json.gz")}
+        return dict(sorted(found.items()))
 
     def run_dir(self, run_id: str) -> Path:
         check_run_id(run_id)
@@ -194,6 +208,10 @@ class Store:
     def memory(self, run_id: str) -> pd.DataFrame:
         return self._frame(MEMORY, run_id, "rank")
 
+    def telemetry(self, run_id: str) -> pd.DataFrame:
+        """One row a sample of a GPU, a rank's process or the host; `values` is a dict."""
+        return self._frame(TELEMETRY, run_id, "t_ns")
+
     def collectives(self, run_id: str) -> pd.DataFrame:
         """One row per collective and rank; empty when nothing was recorded."""
         return read_collectives(self.run_dir(run_id))
@@ -204,6 +222,10 @@ class Store:
         query = f"SELECT * FROM {table.name} WHERE run_id=? ORDER BY {order}"
         rows = [table.unpack(row) for row in self._db.execute(query, [run_id])]
         return pd.DataFrame(rows, columns=[column.name for column in table.columns])
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.removeprefix("profile-rank").removesuffix(".json.gz"))
 
 
 def check_run_id(run_id: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from labkit.measure.records import MemoryRecord, RequestRecord, ServerTimes, StepRecord
+from labkit.measure.records import MemoryRecord, RequestRecord, ServerTimes, StepRecord, TelemetryRecord
 
 _BLOBS = ("chunk_ns", "chunk_tokens")
 
@@ -58,7 +58,7 @@ class Table:
 
     def create_statements(self) -> Iterable[str]:
         yield f"CREATE TABLE {self.name} ({', '.join(column.sql for column in self.columns)})"
-        unique = "" if self.name == "steps" else "UNIQUE "
+        unique = "" if self.name in ("steps", "telemetry") else "UNIQUE "
         yield f"CREATE {unique}INDEX {self.name}_by_run ON {self.name} ({self.key})"
 
     def known(self, row: Mapping[str, Any]) -> list[str]:
@@ -139,6 +139,7 @@ REQUESTS = Table(
 )
 STEPS = Table("steps", _columns_of(StepRecord), "run_id, step_id")
 MEMORY = Table("memory", (_RUN, *_columns_of(MemoryRecord)), "run_id, rank")
+TELEMETRY = Table("telemetry", (_RUN, *_columns_of(TelemetryRecord)), "run_id, t_ns")
 
 
 def request_from_row(row: Any) -> RequestRecord:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from labkit.engine.messages import Bench, Benched
+from labkit.engine.messages import Bench, BenchDevice, Benched, DeviceBenched
 from labkit.measure.collectives import BOTH_PLACES, OPS
+from labkit.parallel.bench_device import bench_device, wait_for
 from labkit.parallel.comm import Group
 from labkit.parallel.mesh import Mesh
 
@@ -24,7 +25,16 @@ _PERIOD = 5
 _Run = Callable[[], Tensor | None]
 
 
-def bench(message: Bench, rank: int, mesh: Mesh, device: torch.device) -> Benched:
+def bench(
+    message: Bench | BenchDevice, rank: int, mesh: Mesh, device: torch.device
+) -> Benched | DeviceBenched:
+    """A collective, or this rank's device alone."""
+    if isinstance(message, BenchDevice):
+        return bench_device(message, rank, mesh.tp if mesh.active else None, device)
+    return _collective(message, rank, mesh, device)
+
+
+def _collective(message: Bench, rank: int, mesh: Mesh, device: torch.device) -> Benched:
     """This rank's part. A rank outside the layout, and one whose group has one member, answers with no times."""
     group = mesh.group(message.axis) if mesh.active else None
     if group is None or group.size == 1 or (message.op == "sendrecv" and group.rank > 1):
@@ -127,15 +137,10 @@ def _rounds(run: _Run, given: Tensor, message: Bench, group: Group, device: torc
         given.copy_(start)  # a sum in place must not grow from round to round
         if message.op != "sendrecv":
             group.barrier()
-        _wait(device)
+        wait_for(device)
         began = time.monotonic_ns()
         run()
-        _wait(device)
+        wait_for(device)
         if round_ >= message.num_warmup:
             times.append(time.monotonic_ns() - began)
     return times
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

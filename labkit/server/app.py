@@ -57,6 +57,7 @@ def _routes() -> list[web.RouteDef]:
         web.post("/lab/switch", lab_api.switch),
         web.post("/lab/lease", lab_api.lease),
         web.post("/lab/release", lab_api.release),
+        web.post("/lab/profile", lab_api.profile),
         web.get("/lab/events", lab_api.events),
         web.post("/lab/fault", lab_api.fault),
         web.post("/lab/links", lab_api.links),

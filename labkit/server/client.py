@@ -63,6 +63,10 @@ class ServerClient:
         body = {"rank": rank, "kind": kind, "seconds": seconds, "layer": layer}
         self._ask("POST", "/lab/fault", body)
 
+    def profile(self, run_id: str, ranks: Iterable[int] = (0,), skip: int = 0, steps: int = 20) -> None:
+        """Have ranks profile their next steps, while the run holds them; event `profile` says when one has."""
+        self._ask("POST", "/lab/profile", {"run_id": run_id, "ranks": list(ranks), "skip": skip, "steps": steps})
+
     def set_links(self, links: list[dict[str, str]]) -> None:
         """What the landing page lists: title, url, description."""
         self._ask("POST", "/lab/links", {"links": links})

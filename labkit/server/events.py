@@ -1,7 +1,7 @@
 """One stream of events for everybody who watches: encoded once, bounded for each, never in the engine's way.
 
-A watcher who reads too slowly loses the oldest of the frequent kinds (`engine`, `steps`) and is told how many; what
-changes the picture (state, switch, lease, failure, request) goes only when nothing else is left to drop.
+A watcher who reads too slowly loses the oldest of the frequent kinds (`engine`, `steps`, `telemetry`) and is told how
+many; what changes the picture (state, switch, lease, failure, request) goes only when nothing else is left to drop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-KINDS = ("state", "request", "steps", "engine", "memory", "switch", "lease", "failure")
-_DROPPABLE = frozenset(("engine", "steps"))
+KINDS = ("state", "request", "steps", "engine", "memory", "switch", "lease", "failure", "profile", "telemetry")
+_DROPPABLE = frozenset(("engine", "steps", "telemetry"))
 CAPACITY = 2048
 """Events that wait for one watcher: about four minutes of a busy engine's."""
 _encode = msgspec.json.Encoder().encode
@@ -66,6 +66,10 @@ class EventHub:
     def __init__(self) -> None:
         self._subscribers: set[Subscriber] = set()
 
+    def wants(self, kind: str) -> bool:
+        """Whether anybody watches that kind."""
+        return any(each.wants(kind, None) for each in self._subscribers)
+
     @property
     def num_subscribers(self) -> int:
         return len(self._subscribers)
@@ -88,7 +92,7 @@ class EventHub:
 
 def _run_of(event: dict[str, Any]) -> str | None:
     """The run that an event belongs to; None when it belongs to everybody."""
-    if event["event"] == "request":
+    if event["event"] in ("request", "profile"):
         return str(event.get("run_id", ""))
     if event["event"] == "steps" and event["steps"]:
         return str(event["steps"][0].run_id)

@@ -54,6 +54,13 @@ class ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
     run_id: str
 
 
+class ProfileBody(msgspec.Struct, forbid_unknown_fields=True):
+    run_id: str
+    ranks: list[int]
+    skip: int = 0
+    steps: int = 20
+
+
 class FaultBody(msgspec.Struct, forbid_unknown_fields=True):
     rank: int
     kind: str
@@ -231,6 +238,17 @@ async def release(http: web.Request) -> web.Response:
         raise ApiError(404, f"The run {body.run_id} does not hold the ranks. {service.session.sentence()}", "run_id")
     holder.released.set()
     return _json({"released": body.run_id})
+
+
+async def profile(http: web.Request) -> web.Response:
+    """Ask ranks for a profile of the steps to come, within a run that holds the ranks; it lands in the run's folder."""
+    service = http.app[SERVICE]
+    body: ProfileBody = await _read(http, ProfileBody)
+    holder = service.session.holder
+    if holder is None or holder.run_id != body.run_id:
+        raise ApiError(409, f"The run {body.run_id} does not hold the ranks. {service.session.sentence()}", "run_id")
+    service.profiling.begin(service.engine, body.ranks, body.skip, body.steps)
+    return _json({"ranks": body.ranks, "skip": body.skip, "steps": body.steps})
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------

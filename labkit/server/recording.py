@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from labkit.measure.collective_log import CollectiveLog
-    from labkit.measure.records import MemoryRecord, StepRecord
+    from labkit.measure.records import MemoryRecord, StepRecord, TelemetryRecord
     from labkit.measure.store import Store
 
 FLUSH_STEPS = 256
@@ -64,6 +64,17 @@ class RunRecorder:
         if self._log is None:
             self._log = store.collective_log(run_id)
         self._log.append(rows)
+
+    def add_telemetry(self, samples: list[TelemetryRecord]) -> None:
+        run_id = self.run_id
+        if run_id:
+            self._write(lambda store: store.add_telemetry(run_id, samples))
+
+    def add_profile(self, rank: int, trace: bytes) -> None:
+        """trace: gzipped Chrome trace events of one rank; empty when it ran no step."""
+        run_id = self.run_id
+        if run_id and trace:
+            self._write(lambda store: store.add_profile(run_id, rank, trace))
 
     async def end(self) -> None:
         """Write what is left; returns when the run is on disk (or `error` says why not)."""

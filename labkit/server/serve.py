@@ -31,6 +31,7 @@ from labkit.server.picture import Picture
 from labkit.server.placing import invitation
 from labkit.server.recording import RunRecorder
 from labkit.server.service import Service
+from labkit.server.telemetry import Telemetry
 
 END_S = 20.0
 """How long the ranks are given to end before the process ends anyway (their lifelines then close with it)."""
@@ -87,11 +88,14 @@ class _Server:
         url = await self._listen(runner)
         starting = asyncio.create_task(self._start_engine())
         self._lifetime.start()
+        telemetry = Telemetry(self._service, lambda: self._pool.pids)
+        telemetry.start()
         try:
             await self._stop.wait()
             _say(f"ending: {self._why or 'asked to'}")
         finally:
             discovery.unregister(url)
+            telemetry.stop()
             await self._end_engine(starting)
 
     async def _listen(self, runner: web.AppRunner) -> str:

@@ -20,6 +20,7 @@ from labkit.engine.stream import EngineDown
 from labkit.server.errors import ApiError
 from labkit.server.events import EventHub
 from labkit.server.picture import Picture
+from labkit.server.profiling import Profiling
 from labkit.server.prom import Metrics
 from labkit.server.recording import RunRecorder
 from labkit.server.session import Session, Ticket
@@ -57,6 +58,9 @@ class Service:
         self.hub = EventHub()
         self.session = Session(self._session_changed)
         self.recorder = recorder
+        self.profiling = Profiling()
+        self.telemetry_source = ""
+        """nvml or psutil; empty where nothing is sampled."""
         self.metrics = Metrics(lambda: self.state_of_engine().get("replicas", []))
         self.links: list[dict[str, Any]] = []
         self._picture = picture
@@ -174,6 +178,7 @@ class Service:
                 self.cancel_run(ticket.run_id)
             if ticket.run_id and self.recorder.run_id == ticket.run_id:
                 await self.engine.settle()
+                await self.profiling.end(self.engine)
                 await self.recorder.end()
         finally:
             self.session.leave(ticket)
@@ -222,6 +227,22 @@ class Service:
         self.recorder.add_memory(self._picture.memory(self.state_of_engine()))
         self.hub.publish(event)
 
+    def _on_profile(self, event: dict[str, Any]) -> None:
+        """The trace goes to the run's folder, and word of it to whoever watches."""
+        trace, run_id = event.pop("trace"), self.recorder.run_id
+        self.recorder.add_profile(event["rank"], trace)
+        self.profiling.came(event["rank"])
+        self.hub.publish({**event, "run_id": run_id, "bytes": len(trace)})
+
+    @property
+    def wants_telemetry(self) -> bool:
+        """A run is recorded, or somebody watches."""
+        return bool(self.recorder.run_id) or self.hub.wants("telemetry")
+
+    def _on_telemetry(self, event: dict[str, Any]) -> None:
+        self.recorder.add_telemetry(event["samples"])
+        self.hub.publish(event)
+
     def _session_changed(self) -> None:
         holder = self.session.holder.describe() if self.session.holder else None
         self.hub.publish({"event": "lease", "holder": holder, "queue": self.session.describe_queue()})
@@ -256,6 +277,7 @@ class Service:
             "queue": self.session.describe_queue(),
             "requests_in_flight": len(self._in_flight),
             "links": self.links,
+            "telemetry": self.telemetry_source,
         }
         if self._start_error:
             state["message"] = self._start_error

@@ -91,9 +91,13 @@ class Series:
 def series_of(runs: dict[str, Run] | Sequence[Run]) -> list[Series]:
     """One series a run, named by its key, or by its layout where there is only a list of runs.
 
-    Raises ValueError for a run that was never summed up (one that is under way, or whose client was killed).
+    Raises ValueError for a run that was never summed up (one that is under way, or whose client was killed),
+    and for one in which a profiler ran.
     """
+    from labkit.lab.run import refuse_profiled
+
     named = runs if isinstance(runs, dict) else _named(runs)
+    refuse_profiled(list(named.values()))
     for run in named.values():
         if "ttft_ms" not in run.summary:
             raise ValueError(f"Run {run.run_id} is {run.status}: it has no summary yet, so nothing can be drawn.")

@@ -1,14 +1,15 @@
 """What this machine could do at best, measured in a second: the roofs under which every bound stands.
 
 Both roofs are taken with all cores, in NumPy, so that the lesson's kernel needs no torch. They are honest for CPU
-ranks only: a GPU's roofs are its data sheet's, and the lessons say so instead of using these.
+ranks only: a GPU's roofs are its data sheet's, or those that `labkit bench device` measures on it (`Roofs.of`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,11 @@ class Roofs:
     """Sequential reads from memory, GB = 1e9."""
     gflop_s: float
     """float32 matrix multiplication."""
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], dtype: str = "float32") -> Roofs:
+        """From what `labkit bench device --json` prints: each device alone. KeyError for a dtype not measured."""
+        return cls(found["copy_gb_s"]["alone"], found["gflop_s"][dtype]["alone"])
 
     def _repr_html_(self) -> str:
         return self._table()._repr_html_()

@@ -97,3 +97,8 @@ def test_quick_is_a_setting(monkeypatch: pytest.MonkeyPatch, value: str | None, 
     if value is not None:
         monkeypatch.setenv("LABKIT_QUICK", value)
     assert is_quick() is quick
+
+
+def test_roofs_are_taken_from_the_measured_device() -> None:
+    found = {"copy_gb_s": {"alone": 10.0, "together": 12.0}, "gflop_s": {"float32": {"alone": 50.0, "together": None}}}
+    assert Roofs.of(found) == Roofs(read_gb_s=10.0, gflop_s=50.0)

@@ -160,6 +160,7 @@ def test_a_store_of_the_first_version_is_brought_up_and_keeps_its_steps(tmp_path
         for name in ("handoff_queue_ns", "handoff_ns", "handoff_bytes", "released_ns"):
             db.execute(f"ALTER TABLE requests DROP COLUMN server_{name}")
         db.execute("ALTER TABLE memory DROP COLUMN beside")
+        db.execute("DROP TABLE telemetry")
         db.execute("PRAGMA user_version=1")
     with Store(path) as store:
         store.add_steps([step(10, 19, [5, 6], [1, 0], [2, 2], step_id=1)])
