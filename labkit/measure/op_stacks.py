@@ -57,14 +57,14 @@ def operators(events: Iterable[Event]) -> list[Operator]:
 def owners(launches: Sequence[Event], ops: Sequence[Operator]) -> dict[Any, Operator]:
     """By correlation, the innermost operator that was under way on the launching thread."""
     by_thread: dict[tuple[Any, Any], list[Operator]] = defaultdict(list)
-    for op in ops:
-        by_thread[op.thread].append(op)
+    for each in ops:
+        by_thread[each.thread].append(each)
     begins = {thread: [op.begin for op in mine] for thread, mine in by_thread.items()}
     found: dict[Any, Operator] = {}
     for event in launches:
         thread = event.get("pid"), event.get("tid")
         at = bisect_right(begins.get(thread, []), float(event["ts"])) - 1
-        op = by_thread[thread][at] if at >= 0 else None
+        op: Operator | None = by_thread[thread][at] if at >= 0 else None
         while op is not None and op.end < float(event["ts"]):
             op = op.parent
         correlation = (event.get("args") or {}).get("correlation")

@@ -19,7 +19,7 @@ from labkit.measure.kernel_classes import class_of_kernel, class_of_stack, produ
 from labkit.measure.kernels import COLLECTIVE_CAT, STEP_CAT, TAGS_PID, parse, read_trace
 from labkit.measure.profile_trace import merge
 from labkit.measure.recorder import AXIS_CODES, DECODE, OP_CODES, RING_DTYPE
-from tests.measure.test_trace import validate
+from tests.measure.test_chrome_trace import validate
 
 
 def slice_(name: str, cat: str, ts: float, dur: float, tid: int = 7, pid: int = 0, **args: Any) -> dict[str, Any]:
