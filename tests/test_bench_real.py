@@ -22,7 +22,7 @@ def bench(layout: str, **plan) -> list[dict]:
     return asyncio.run(measure(BenchPlan(Layout.parse(layout), **{**QUICK, **plan})))
 
 
-@pytest.mark.parametrize("fabric", ["shm", "gloo"])
+@pytest.mark.parametrize("fabric", ["shm", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_every_operation_is_measured_and_right(fabric: str) -> None:
     rows = bench("tp2", ops=OPS, fabric=fabric)
     assert len(rows) == 2 * (len(OPS) + len(BOTH_PLACES))

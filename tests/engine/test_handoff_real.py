@@ -26,7 +26,6 @@ DENSE, EXPERTS = "qwen2-qkv-bias", "mixtral"
 """Two KV heads: tp4 holds copies, so dcp 2 has something to share out."""
 FEW = [
     (DENSE, "prefill:tp1,decode:tp2"),
-    (DENSE, "prefill:pp2,decode:tp2"),
     (DENSE, "prefill:dp2,decode:pp2"),
     (EXPERTS, "prefill:tp2xep2,decode:dp2xep2"),
 ]

@@ -11,7 +11,7 @@ from tiny_models import make_checkpoint
 
 from labkit.layout import Layout
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def test_shared_rows_give_what_transformers_gives(tmp_path: Path) -> None:
