@@ -76,6 +76,11 @@ def test_a_stand_in_that_dies_under_load_leaves_a_failed_run_with_its_last_words
     assert run.summary["engine"]["metrics"]["num_samples"] >= 1
 
 
+def _hear_ctrl_c() -> None:
+    """A test run in the background ignores it, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("when", ["starting", "running"])
 def test_ctrl_c_ends_a_stand_in_whenever_it_comes(when: str, stand_in: Path, tmp_path: Path):
     note, busy = tmp_path / "child", tmp_path / "busy"
@@ -83,6 +88,7 @@ def test_ctrl_c_ends_a_stand_in_whenever_it_comes(when: str, stand_in: Path, tmp
     shell = subprocess.Popen(
         [sys.executable, "-m", "labkit.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "STAND_IN_CHILD": str(note), "STAND_IN_BUSY": str(busy), "PYTHONPATH": str(repo_dir())},
+        preexec_fn=_hear_ctrl_c,
     )  # fmt: skip
     _wait_for(lambda: note.exists() and note.read_text())
     if when == "running":

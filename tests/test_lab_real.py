@@ -197,8 +197,13 @@ def test_a_second_visitor_waits_in_line_and_may_give_up(lab: Lab):
 def _shell(*words: str, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "labkit.cli", *words]
     return subprocess.Popen(
-        command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c, **options
     )
+
+
+def _hear_ctrl_c() -> None:
+    """A test run in the background ignores it, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_the_shell_ends_with_one_json_line(lab: Lab):
