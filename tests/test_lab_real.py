@@ -283,7 +283,8 @@ def test_a_profile_is_a_run_of_its_own_whose_latencies_are_refused(lab: Lab, run
     with pytest.raises(ValueError, match="was profiled, and its latencies"):
         found.run.plot()
     events = json.loads(found.save_trace(tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {event["cat"] for event in events if "cat" in event} >= {"cpu_op", "step,decode", "collective,tp"}
+    kinds = {event["cat"] for event in events if "cat" in event}
+    assert kinds >= {"cpu_op", "collective,tp"} and any(kind.startswith("step,") for kind in kinds)
     with pytest.raises(ServerError, match="does not hold the ranks"):
         lab.client.profile("nobody")
 

@@ -66,9 +66,14 @@ def _export_tables(store: Store, run: Mapping[str, Any], kind: str, folder: Path
         if kind == "csv":
             frame.to_csv(path, index=False)
         else:
-            frame.to_parquet(path, index=False)
+            frame.map(_none_if_empty).to_parquet(path, index=False)
         made.append(path)
     return made
+
+
+def _none_if_empty(value: Any) -> Any:
+    """Parquet has no struct without fields."""
+    return None if isinstance(value, dict) and not value else value
 
 
 def to_vllm_json(run: Mapping[str, Any], records: Sequence[RequestRecord]) -> dict[str, Any]:
