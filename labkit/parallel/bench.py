@@ -7,7 +7,6 @@ when the rank has its result (on CUDA: when the device has).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from labkit.engine.messages import Bench, BenchDevice, Benched, DeviceBenched
 from labkit.measure.collectives import BOTH_PLACES, OPS
-from labkit.parallel.bench_device import bench_device, wait_for
+from labkit.parallel.bench_device import bench_device
 from labkit.parallel.comm import Group
 from labkit.parallel.mesh import Mesh
+from labkit.parallel.rounds import timed_rounds
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PERIOD = 5
@@ -131,16 +131,11 @@ def _expected(message: Bench, group: Group, device: torch.device) -> Tensor:
 
 
 def _rounds(run: _Run, given: Tensor, message: Bench, group: Group, device: torch.device) -> list[int]:
-    times = []
     start = given.clone()
-    for round_ in range(message.num_warmup + message.num_rounds):
+
+    def meet() -> None:
         given.copy_(start)  # a sum in place must not grow from round to round
         if message.op != "sendrecv":
             group.barrier()
-        wait_for(device)
-        began = time.monotonic_ns()
-        run()
-        wait_for(device)
-        if round_ >= message.num_warmup:
-            times.append(time.monotonic_ns() - began)
-    return times
+
+    return timed_rounds(run, meet, message.num_warmup, message.num_rounds, device)

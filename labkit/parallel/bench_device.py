@@ -6,7 +6,6 @@ higher; what is checked is a product of small whole numbers, which is exact in e
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from labkit.engine.messages import BenchDevice, DeviceBenched
 from labkit.measure.device import WORK
 from labkit.parallel.comm import Group
+from labkit.parallel.rounds import timed_rounds
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LEAST_BYTES, _CACHES = {"cpu": 128 * 2**20, "cuda": 2**30}, 4
@@ -35,7 +35,7 @@ def bench_device(message: BenchDevice, rank: int, group: Group | None, device: t
     run, check = prepare(size, _DTYPES[message.dtype], device)
     num_wrong = check() if message.check else 0
     meet = group.barrier if len(message.ranks) == group.size else lambda: None
-    times = _rounds(run, meet, message, device)
+    times = timed_rounds(run, meet, message.num_warmup, message.num_rounds, device)
     return DeviceBenched(message.epoch, rank, times, num_wrong, size, cache)
 
 
@@ -77,23 +77,3 @@ def _num_wrong(side: int, dtype: torch.dtype, device: torch.device) -> int:
     right = (ones[:, None] * factors[None, :]).to(dtype)
     expected = factors[:, None] * factors[None, :] * ones.sum()
     return int((torch.mm(left, right).float() != expected).sum())
-
-
-def _rounds(
-    run: Callable[[], object], meet: Callable[[], None], message: BenchDevice, device: torch.device
-) -> list[int]:
-    times = []
-    for round_ in range(message.num_warmup + message.num_rounds):
-        meet()
-        wait_for(device)
-        began = time.monotonic_ns()
-        run()
-        wait_for(device)
-        if round_ >= message.num_warmup:
-            times.append(time.monotonic_ns() - began)
-    return times
-
-
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -6,14 +6,13 @@ All layouts of up to four ranks, with their options, and at eight ranks one for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 from every_layout import KINDS, SPECS, at_eight, make_kinds, named, pairs_at_eight, up_to_four
 from hard_batch import Answer, answer_all, assert_as_transformers, assert_parity
-from real_ranks import RealRanks, real_ranks
+from real_ranks import RealRanks
 from tiny_models import make_checkpoint, prompts
 
 from labkit.engine.core import EngineSettings
@@ -28,18 +27,6 @@ EIGHT = [(kind, layout) for kind, spec in SPECS.items() for layout in at_eight(s
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_kinds(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRanks]:
-    with real_ranks(tmp_path_factory.mktemp("pool")) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRanks]:
-    with real_ranks(tmp_path_factory.mktemp("pool"), num_ranks=8) as ranks:
-        yield ranks
 
 
 def test_the_lists_are_those_of_the_models_that_run(folders: dict[str, Path]) -> None:

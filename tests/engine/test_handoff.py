@@ -95,7 +95,7 @@ def test_who_goes_away_in_the_middle_of_a_transfer_leaves_the_blocks_to_its_end(
                 await asyncio.sleep(0.001)
         house.engine.cancel("gone")
         used = [replica["kv_used_blocks"] for replica in house.engine.state()["replicas"]]
-        assert used == [5, 6] or min(used) >= 5, "both ends hold what is being read and written"
+        assert min(used) >= 5, "both ends hold the prompt's five blocks: they are being read and written"
         others = [house.ask(f"r{i}", 20, 5) for i in range(4)]  # they would take the blocks, were they free
         assert await asyncio.gather(*map(read, others)) == [expected(stream) for stream in others]
         async with asyncio.timeout(5):

@@ -7,13 +7,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
 from hard_batch import ASKED, NUM_NEW, assert_as_transformers, hard_settings, serve
-from real_ranks import RealRanks, real_ranks
+from real_ranks import RealRanks
 from tiny_models import make_checkpoint
 
 from labkit.engine.core import EngineDown
@@ -29,18 +28,6 @@ FEW = [
     (DENSE, "prefill:dp2,decode:pp2"),
     (EXPERTS, "prefill:tp2xep2,decode:dp2xep2"),
 ]
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRanks]:
-    with real_ranks(tmp_path_factory.mktemp("pool")) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRanks]:
-    with real_ranks(tmp_path_factory.mktemp("pool"), num_ranks=8) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")
