@@ -34,6 +34,8 @@ Runs = dict[str, "Run"] | Sequence["Run"]
 _GREY_NOTE = "Grey: fewer than ten samples lie beyond that percentile; it is the fate of single requests."
 _NO_PERCENTILES = ("samples",)
 """The warning that has no place under a figure without percentiles."""
+_LEGEND_COLUMNS = 5
+"""Entries in a row of the legend at the width of a notebook."""
 
 
 def run_figure(run: Run) -> Any:
@@ -172,7 +174,8 @@ def parts_figure(runs: Runs, title: str = "Where TTFT and TPOT go") -> Any:
     panels.add_waterfall(figure, series, {"row": 1, "col": 1})
     panels.add_waterfall(figure, series, {"row": 1, "col": 2}, name="tpot")
     figure.update_layout(barmode="relative")
-    return compose(figure, title, series, height=206 + 46 * len(series))
+    rows = -(-len({trace.name for trace in figure.data}) // _LEGEND_COLUMNS)
+    return compose(figure, title, series, height=206 + 46 * len(series), legend_rows=rows)
 
 
 def shares_figure(runs: Runs, title: str = "What the ranks do while a step is under way") -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labkit.measure.memory import MemoryAccount, memory_account, part_by_part
+from labkit.measure.memory import Change, MemoryAccount, memory_account, part_by_part
 from labkit.show.figures_panels import MIB, pattern
 from labkit.show.figures_style import HEIGHT, INK, LINES, Series, compose, plotly, series_of
 
@@ -18,7 +18,9 @@ def memory_parts_figure(one: Run, other: Run, title: str = "") -> Any:
     """Each part on the fullest rank of either layout, and by how much it changed; counted bytes as dotted lines."""
     series = series_of([one, other])
     accounts = [memory_account(each.summary) for each in series]
-    changes = [change for change in part_by_part(*accounts) if change.before or change.after]
+    # The KV pool is what the budget leaves: told, not drawn, for beside it no other part could be seen.
+    found = {change.name: change for change in part_by_part(*accounts) if change.before or change.after}
+    pool, changes = found.pop("kv", None), list(found.values())
     names = [change.name.replace("_", " ") for change in changes]
     ratios = ["" if change.ratio is None else f"×{change.ratio:.2f}" for change in changes]
     figure = plotly().Figure()
@@ -29,7 +31,7 @@ def memory_parts_figure(one: Run, other: Run, title: str = "") -> Any:
     figure.update_yaxes(title_text="MiB on the fullest rank", rangemode="tozero")
     figure.update_xaxes(tickvals=list(range(len(names))), ticktext=names)
     title = title or f"{series[0].label} and {series[1].label}: memory of a rank, part by part"
-    notes = ["×: the second layout's bytes over the first's.", *_unmeasured(accounts)]
+    notes = ["×: the second layout's bytes over the first's.", *_pool(pool), *_unmeasured(accounts)]
     return compose(
         figure, title, series, height=HEIGHT + 40, notes=notes, predicted="from the model's shapes", quiet=("samples",)
     )
@@ -70,6 +72,13 @@ def _add_counted(figure: Any, index: int, account: MemoryAccount, parts: list[st
 def _most(account: MemoryAccount, part: str, side: str) -> int | None:
     items = [item for rank in account.ranks if (item := rank.of(part))]
     return max((value for item in items if (value := getattr(item, side)) is not None), default=None)
+
+
+def _pool(change: Change | None) -> list[str]:
+    if change is None:
+        return []
+    sizes = ["unknown" if value is None else f"{value / MIB:,.0f} MiB" for value in (change.before, change.after)]
+    return [f"Not drawn: the KV pool, which takes what the budget leaves, {sizes[0]} and {sizes[1]}."]
 
 
 def _unmeasured(accounts: list[MemoryAccount]) -> list[str]:

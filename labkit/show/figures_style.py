@@ -24,7 +24,7 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 LINES = {"measured": "solid", "recorded": "dash", "predicted": "dot"}
 GREY, INK, WARNING = "#a6abb2", "#1a1c1f", "#8a3c00"
 HEIGHT = 360
-TOP, LINE = 118, 17
+TOP, LINE, LEGEND_ROW = 118, 17, 21
 """Pixels above the axes (title, badge, legend, panel titles), and of a line of the footer."""
 _TEXT_WIDTH = 130
 
@@ -167,19 +167,21 @@ def compose(
     notes: Sequence[str] = (),
     below: int = 52,
     quiet: Sequence[str] = (),
+    legend_rows: int = 1,
 ) -> Any:
     """Title, badge, legend and warnings around what was drawn; the same type, ground and margins everywhere.
 
     Everything outside the axes is placed in pixels, so that figures of any height look alike. `below`: pixels that
     the axes' own labels and legends need under the lowest panel;
-    `quiet`: codes of verdicts that do not concern this figure.
+    `quiet`: codes of verdicts that do not concern this figure. `legend_rows`: over how many the legend is broken.
     """
     footer = [_wrapped(f"⚠ {sentence}") for sentence in warnings(series, quiet)]
     footer += [f'<span style="color:{INK}">{_wrapped(note)}</span>' for note in notes]
     footer_px = LINE * sum(text.count("<br>") + 1 for text in footer)
-    inner = height - TOP - below
+    inner, more = height - TOP - below, LEGEND_ROW * (legend_rows - 1)
+    height, top = height + more, TOP + more
     _add_head(figure, title, badge(series, predicted), height + footer_px, inner)
-    figure.update_layout(margin={"l": 64, "r": 24, "t": TOP, "b": below + footer_px})
+    figure.update_layout(margin={"l": 64, "r": 24, "t": top, "b": below + footer_px})
     figure.update_xaxes(title_standoff=6, title_font_size=13)
     figure.update_yaxes(title_font_size=13)
     if footer:
