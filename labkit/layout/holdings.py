@@ -7,8 +7,9 @@ same. KV is never a copy across replicas: two replicas serve different requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from labkit.layout.deployment import AnyLayout, pools_of
 from labkit.layout.grid import Layout
 from labkit.layout.ownership import is_first_stage, is_last_stage, kv_heads
 from labkit.layout.slices import rank_memory
@@ -21,7 +22,10 @@ PARTITIONED, REPLICATED = "partitioned", "replicated"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Slice `index` of `of` distinct slices of a part; `copies` ranks of the layout hold this same one."""
+    """Slice `index` of `of` distinct slices of a part; `copies` ranks hold this same one.
+
+    Each further pool of a deployment holds it once more, however it is cut there.
+    """
 
     part: str
     kind: str
@@ -59,11 +63,26 @@ def _holding(layout: Layout, spec: ModelSpec, rank: int, part: str, num_bytes: i
 
 
 def holdings(
-    layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int, kv_bytes: int | None = None
+    layout: AnyLayout, spec: ModelSpec, rank: int, dtype_bytes: int, kv_bytes: int | None = None
 ) -> list[Holding]:
     """What `rank` holds, part by part, weights in bytes; with `kv_bytes` (what its cache takes) the KV cache
-    too.
+    too. Pools serve different requests with the same weights.
     """
+    pools = pools_of(layout)
+    pool = next(pool for pool in pools if rank in pool.ranks)
+    found = _holdings(pool.layout, spec, rank - pool.first_rank, dtype_bytes, kv_bytes)
+    return [_beside(each, len(pools) - 1) for each in found] if len(pools) > 1 else found
+
+
+def _beside(held: Holding, num_others: int) -> Holding:
+    if held.part == KV:
+        return held
+    return replace(held, copies=held.copies + num_others, kind=REPLICATED if held.of == 1 else held.kind)
+
+
+def _holdings(
+    layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int, kv_bytes: int | None
+) -> list[Holding]:
     memory = rank_memory(layout, spec, rank, dtype_bytes)
     found = [_holding(layout, spec, rank, part, memory[part]) for part in PARTS if part in memory]
     if kv_bytes is not None:

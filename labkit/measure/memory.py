@@ -132,8 +132,7 @@ def held(summary: Mapping[str, Any], rank: int, kv_bytes: int | None = None) -> 
     except FileNotFoundError:
         return {}
     dtype = (summary.get("environment") or {}).get("dtype", spec.dtype)
-    pool = pool_of(summary, rank)
-    found = holdings(pool.layout, spec, rank - pool.first_rank, DTYPE_BYTES[dtype], kv_bytes)
+    found = holdings(read_layout(summary["layout"]), spec, rank, DTYPE_BYTES[dtype], kv_bytes)
     return {holding.part: holding for holding in found}
 
 

@@ -16,7 +16,6 @@ from labkit.cluster.topology import usable_cores
 from labkit.layout import (
     AnyLayout,
     Deployment,
-    Holding,
     Layout,
     candidate_layouts,
     check_layout,
@@ -119,16 +118,17 @@ class Picture:
                 {
                     "rank": pool.first_rank + rank,
                     "replica": num_before + pool.layout.replica_of(rank),
-                    "parts": [dataclasses.asdict(held) for held in self._holdings(pool.layout, rank, dtype)],
+                    "parts": self._parts(layout, pool.first_rank + rank, dtype),
                 }
                 for rank in range(pool.layout.world_size)
             ]
             num_before += pool.layout.dp
         return found
 
-    def _holdings(self, layout: Layout, rank: int, dtype: str) -> list[Holding]:
+    def _parts(self, layout: AnyLayout, rank: int, dtype: str) -> list[dict[str, Any]]:
         """The KV cache's share too; its bytes are the rank's `memory.kv`, known once the blocks are allocated."""
-        return holdings(layout, self._spec, rank, DTYPE_BYTES[dtype], kv_bytes=0)
+        found = holdings(layout, self._spec, rank, DTYPE_BYTES[dtype], kv_bytes=0)
+        return [dataclasses.asdict(held) for held in found]
 
     # ---- where
 
