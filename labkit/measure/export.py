@@ -43,6 +43,11 @@ def export_run(store: Store, run_id: str, kind: str, target: Path) -> list[Path]
 
 def _one_file(store: Store, run: Mapping[str, Any], kind: str) -> dict[str, Any]:
     run_id = run["run_id"]
+    if kind == "vllm" and "profiled" in (run.get("summary") or {}):
+        raise ValueError(
+            f"The run {run_id} was profiled, and its latencies are the profiler's too: they are no result to pass on. "
+            f"Export its trace, or run it without a profiler."
+        )
     if kind == "vllm":
         return to_vllm_json(run, store.request_records(run_id))
     return chrome_trace(

@@ -144,3 +144,10 @@ def test_pools_with_roles_export_each_by_its_own_names():
     assert names["disagg"] and (names["prefill_tp"], names["prefill_pp"], names["decode_dp"]) == (2, 2, 2)
     assert (names["num_prefill_gpu"], names["num_decode_gpu"]) == (4, 4)
     assert not axis_names(read_layout("any:tp1,long:pcp2"))["disagg"]
+
+
+def test_latencies_of_a_profiled_run_are_no_result_to_pass_on(stored: Store, tmp_path: Path):
+    stored.finish_run("r1", "finished", summary={"profiled": {"ranks": [0]}})
+    with pytest.raises(ValueError, match="was profiled"):
+        export_run(stored, "r1", "vllm", tmp_path)
+    assert export_run(stored, "r1", "trace", tmp_path)
