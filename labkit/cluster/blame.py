@@ -42,6 +42,8 @@ class Evidence:
     """Ranks whose connection ended, first to last."""
     exits: dict[int, int] = field(default_factory=dict)
     """Rank → exit code."""
+    heard_out: set[int] = field(default_factory=set)
+    """Ranks whose control connection was read to its end: an exit code may come before the last words were read."""
     launcher_exit: int | None = None
     """torchrun's own status; None while it lives."""
     knows_exits: bool = True
@@ -49,7 +51,8 @@ class Evidence:
 
     def is_conclusive(self) -> bool:
         """Waiting longer would tell nothing more."""
-        return bool(self.confessions() or self.ended_by_themselves()) or self.launcher_exit is not None
+        explained = self.heard_out.intersection(self.ended_by_themselves())
+        return bool(self.confessions() or explained) or self.launcher_exit is not None
 
     def confessions(self) -> list[Failed]:
         return [words for words in self.last_words if not _PEER_LOST.match(words.error)]

@@ -170,9 +170,13 @@ class Crew:
             self._on_message(rank, message)
 
     def lost(self, link: RankLink) -> None:
-        if not self._ended and link.rank not in self._evidence.lost:
+        if self._ended:
+            return
+        if not link.lifeline:
+            self._evidence.heard_out.add(link.rank)
+        if link.rank not in self._evidence.lost:
             self._evidence.lost.append(link.rank)
-            self._noticed()
+        self._noticed()
 
     def _child_ended(self, pid: int, rank: int | None, exit_code: int) -> None:
         """torchrun says so; a process that is no rank (yet) has no part in this."""

@@ -85,11 +85,20 @@ def test_a_signal_without_a_name_is_still_a_sentence() -> None:
 
 def test_waiting_ends_when_nothing_more_can_be_learnt() -> None:
     assert Evidence([_BUG]).is_conclusive()
-    assert Evidence(lost=[0], exits={0: -9}).is_conclusive()
+    assert Evidence(lost=[0], exits={0: -9}, heard_out={0}).is_conclusive()
     assert Evidence(launcher_exit=0).is_conclusive()
     assert not Evidence([_peer_lost(0, 1)], lost=[0]).is_conclusive()
     assert not Evidence([_peer_lost(0, 1)], lost=[1, 0], exits={0: 1}).is_conclusive()
     assert not Evidence(lost=[1, 0], exits={0: -15}).is_conclusive()
+
+
+def test_an_exit_code_waits_for_the_last_words_that_are_still_unread() -> None:
+    evidence = Evidence(lost=[1], exits={1: 1})
+    assert not evidence.is_conclusive()
+    evidence.last_words.append(_BUG)
+    evidence.heard_out.add(1)
+    assert evidence.is_conclusive()
+    assert who_went_first(evidence).kind == "raised"
 
 
 def test_a_rank_of_somebody_elses_torchrun_is_named_without_an_exit_code_made_up() -> None:
