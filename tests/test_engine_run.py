@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,10 +19,11 @@ from typer.testing import CliRunner
 
 from labkit.cli import app
 from labkit.cluster.engine_plan import EngineError, find_engine
+from labkit.cluster.engines import remove_left
 from labkit.lab.engine_run import run_engine
 from labkit.lab.run import Run
 from labkit.layout import read_layout
-from labkit.paths import data_dir, repo_dir
+from labkit.paths import data_dir, home_dir, repo_dir
 from labkit.plan.deploy import deploy_flags
 
 STAND_IN = Path(__file__).parent / "cluster" / "stand_in_engine.py"
@@ -168,8 +171,7 @@ def test_the_flags_are_words_of_the_installed_vllm():
 @pytest.mark.timeout(900)
 @needs_vllm
 @pytest.mark.parametrize("layout", ["tp1", "tp2"])
-def test_a_real_vllm_is_started_measured_and_ended(layout: str):
-    before = {process.pid for process in psutil.process_iter()}
+def test_a_real_vllm_is_started_measured_and_ended(layout: str, nothing_of_vllm_is_left: None):
     run = run_engine(
         "vllm", layout, rate=2, seconds=5, model="lab-5m", length_scale=0.25, engine_args="--enforce-eager"
     )
@@ -178,8 +180,64 @@ def test_a_real_vllm_is_started_measured_and_ended(layout: str):
     assert told["version"] and told["metrics"]["generation_tokens"] >= sum(record.n for record in run.records)
     assert told["metrics"]["preemptions"] == 0 and told["metrics"]["kv_use"]["max"] < 1
     assert run.summary["tpot_ms"]["p50"] > 0
-    ours = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
-    assert not [process for process in ours if "vllm" in " ".join(process.info["cmdline"] or [])]
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+@needs_vllm
+@pytest.mark.parametrize(
+    ("when", "number"), [("starting", signal.SIGINT), ("running", signal.SIGINT), ("running", signal.SIGKILL)]
+)
+def test_whatever_ends_a_run_on_a_real_vllm_nothing_of_it_is_left(
+    when: str, number: signal.Signals, nothing_of_vllm_is_left: None
+):
+    words = ["run", "--engine", "vllm", "--layout", "tp2", "--model", "lab-5m", "--rate", "5", "--seconds", "120"]
+    words += ["--length-scale", "0.25", "--warmup", "0", "--engine-args", "--enforce-eager"]
+    sign, times = ("Loading safetensors", 1) if when == "starting" else ('"POST /v1/completions HTTP/1.1" 200', 12)
+    seen = _times_in_logs(sign)
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(repo_dir())}, preexec_fn=_hear_ctrl_c,
+    )  # fmt: skip
+    _wait_for(lambda: _times_in_logs(sign) >= seen + times, 300)
+    shell.send_signal(number)
+    out, err = shell.communicate(timeout=60)
+    if number is signal.SIGKILL:  # nobody was there to remove files: the ranks end by themselves, the next start does
+        _wait_for(lambda: not _processes_of_vllm(), 60)
+        remove_left()
+        return
+    assert shell.returncode == 130, err
+    if when == "running":
+        assert json.loads(out.splitlines()[-1])["requests"]["completed"] >= 1
+    else:
+        assert out == "" and "stopped before anything was measured" in err
+
+
+def _times_in_logs(sign: str) -> int:
+    return sum(log.read_text(errors="replace").count(sign) for log in home_dir().glob("runs/*/vllm.log"))
+
+
+def _processes_of_vllm() -> list[str]:
+    return [words for words in _command_lines() if "vllm" in words.lower() and "pytest" not in words]
+
+
+def _command_lines() -> list[str]:
+    return [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+
+
+def _files_left() -> set[Path]:
+    folders = (Path("/dev/shm").glob("vllm*"), Path(tempfile.gettempdir()).glob("labkit-engine-*"))
+    return {path for paths in folders for path in paths}
+
+
+@pytest.fixture
+def nothing_of_vllm_is_left() -> Iterator[None]:
+    """No process of its family, no file of it in shared memory or beside it, that was not there before."""
+    processes, files = _processes_of_vllm(), _files_left()
+    yield
+    assert not [words for words in _processes_of_vllm() if words not in processes]
+    assert not _files_left() - files
 
 
 def test_an_engine_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
