@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from labkit.cli import app
 from labkit.cluster.engine_plan import EngineError, find_engine
+from labkit.cluster.engine_shm import SHM
 from labkit.cluster.engines import remove_left
 from labkit.lab.engine_run import run_engine
 from labkit.lab.run import Run
@@ -195,7 +196,7 @@ def test_whatever_ends_a_run_on_a_real_vllm_nothing_of_it_is_left(
     words = ["run", "--engine", "vllm", "--layout", "tp2", "--model", "lab-5m", "--rate", "5", "--seconds", "120"]
     words += ["--length-scale", "0.25", "--warmup", "0", "--engine-args", "--enforce-eager"]
     sign, times = ("Loading safetensors", 1) if when == "starting" else ('"POST /v1/completions HTTP/1.1" 200', 12)
-    seen = _times_in_logs(sign)
+    seen, before = _times_in_logs(sign), set(_left_processes())
     shell = subprocess.Popen(
         [sys.executable, "-m", "labkit.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(repo_dir())}, preexec_fn=_hear_ctrl_c,
@@ -204,7 +205,7 @@ def test_whatever_ends_a_run_on_a_real_vllm_nothing_of_it_is_left(
     shell.send_signal(number)
     out, err = shell.communicate(timeout=60)
     if number is signal.SIGKILL:  # nobody was there to remove files: the ranks end by themselves, the next start does
-        _wait_for(lambda: not _processes_of_vllm(), 60)
+        _wait_for(lambda: not set(_left_processes()) - before, 60)
         remove_left()
         return
     assert shell.returncode == 130, err
@@ -218,26 +219,51 @@ def _times_in_logs(sign: str) -> int:
     return sum(log.read_text(errors="replace").count(sign) for log in home_dir().glob("runs/*/vllm.log"))
 
 
-def _processes_of_vllm() -> list[str]:
-    return [words for words in _command_lines() if "vllm" in words.lower() and "pytest" not in words]
+def _left_processes() -> list[psutil.Process]:
+    """Processes of vLLM that are this test's children, or have no labkit above them: those are nobody else's run."""
+    return [process for process in psutil.process_iter() if "vllm" in _words_of(process).lower() and _is_left(process)]
 
 
-def _command_lines() -> list[str]:
-    return [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+def _words_of(process: psutil.Process) -> str:
+    try:
+        return " ".join([process.name(), *process.cmdline()[:3]])
+    except psutil.Error:
+        return ""
 
 
-def _files_left() -> set[Path]:
-    folders = (Path("/dev/shm").glob("vllm*"), Path(tempfile.gettempdir()).glob("labkit-engine-*"))
-    return {path for paths in folders for path in paths}
+def _is_left(process: psutil.Process) -> bool:
+    try:
+        above = process.parents()
+    except psutil.Error:
+        return False
+    return os.getpid() in [other.pid for other in above] or not any("labkit" in _words_of(other) for other in above)
+
+
+def _unmapped() -> set[Path]:
+    """Files of vLLM in shared memory that no living process has mapped: left behind by somebody."""
+    files = set(SHM.glob("vllm*"))
+    maps = (Path(f"/proc/{pid}/maps") for pid in psutil.pids()) if files else ()
+    used = "".join(_text_of(path) for path in maps)
+    return {path for path in files if str(path) not in used}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 @pytest.fixture
-def nothing_of_vllm_is_left() -> Iterator[None]:
-    """No process of its family, no file of it in shared memory or beside it, that was not there before."""
-    processes, files = _processes_of_vllm(), _files_left()
+def nothing_of_vllm_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process of its family, and no file of it in shared memory or in its temporary folder."""
+    folder, files, processes = tempfile.mkdtemp(prefix="lk"), _unmapped(), set(_left_processes())
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
     yield
-    assert not [words for words in _processes_of_vllm() if words not in processes]
-    assert not _files_left() - files
+    assert not set(_left_processes()) - processes and not _unmapped() - files
+    assert not list(Path(folder).glob("labkit-engine-*"))
+    shutil.rmtree(folder)
 
 
 def test_an_engine_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
