@@ -158,7 +158,8 @@ class ServerSide:
     _NAMES = ("vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds")
 
     def __init__(self, url: str) -> None:
-        self._url, self._before = url, self._sums()
+        self._url = url
+        self._before = self._sums()
 
     def look(self) -> None:
         """From now on."""
