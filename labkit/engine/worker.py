@@ -31,6 +31,7 @@ from labkit.engine.messages import (
     Configure,
     Fault,
     MoveKV,
+    Ping,
     Profile,
     RankMessage,
     Sampled,
@@ -88,6 +89,9 @@ class Worker:
                 self._move(message)
             elif isinstance(message, Profile):
                 self._profile(message)
+            elif isinstance(message, Ping):
+                pong = messages.Pong(message.sent_ns, arrived_ns, time.monotonic_ns())
+                self._channel.send(messages.encode(pong))
             elif isinstance(message, Shutdown):
                 return
             else:

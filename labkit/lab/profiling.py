@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.lab.plan import ProfilePlan, plan_of
 from labkit.lab.run import Run, open_store
+from labkit.measure.clocks import clocks_of
 from labkit.measure.kernels import RankKernels, parse, read_trace
 from labkit.measure.profile_trace import merge
 from labkit.measure.trace import chrome_trace
@@ -55,7 +56,7 @@ class Profile:
         with open_store() as store:
             run_id = self.run.run_id
             steps, rows = store.step_records(run_id), store.collectives(run_id)
-            ours = chrome_trace(steps, rows, store.request_records(run_id), name=run_id)
+            ours = chrome_trace(steps, rows, store.request_records(run_id), run_id, clocks_of(self.run.summary))
             theirs = {rank: read_trace(found) for rank, found in store.profiles(run_id).items()}
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from labkit.layout import AnyLayout, Layout, pools_of, read_layout
+from labkit.measure.clocks import clocks_of
 from labkit.measure.metrics import Window, counted, itl_ms, num_tokens, tpot_ms
 from labkit.measure.records import RequestRecord
 from labkit.measure.store import Store
@@ -51,8 +52,9 @@ def _one_file(store: Store, run: Mapping[str, Any], kind: str) -> dict[str, Any]
     if kind == "vllm":
         return to_vllm_json(run, store.request_records(run_id))
     return chrome_trace(
-        store.step_records(run_id), store.collectives(run_id), store.request_records(run_id), name=run_id
-    )
+        store.step_records(run_id), store.collectives(run_id), store.request_records(run_id), run_id,
+        clocks_of(run.get("summary") or {}),
+    )  # fmt: skip
 
 
 def _export_tables(store: Store, run: Mapping[str, Any], kind: str, folder: Path) -> list[Path]:
