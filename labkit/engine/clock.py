@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from labkit.engine.messages import EngineMessage, Hello, Moved, Pong, Profiled, RankMessage, Sampled, Step, StepStats
-from labkit.measure.records import ClockRecord
 from labkit.measure.recorder import RING_DTYPE
+from labkit.measure.records import ClockRecord
 
 DRIFT = 50e-6
 """Seconds a second that two hosts' clocks may drift apart."""

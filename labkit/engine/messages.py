@@ -321,7 +321,9 @@ class Failed(_Message):
 
 
 EngineMessage = Configure | AllocateKV | Step | MoveKV | Bench | BenchDevice | Profile | Fault | Ping | Shutdown
-RankMessage = Hello | Pong | Configured | Ready | Sampled | StepStats | Moved | Benched | DeviceBenched | Profiled | Failed
+RankMessage = (
+    Hello | Pong | Configured | Ready | Sampled | StepStats | Moved | Benched | DeviceBenched | Profiled | Failed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

@@ -159,7 +159,7 @@ def phase_of(step: StepRecord) -> str:
 
 def unaccounted_share(steps: Iterable[StepRecord]) -> float | None:
     """Of the ranks' time from a plan's arrival to its step's end, what is in none of compute, wait, transfer and the
-    wait for the stage before: sum of |what is missing| over the ranks' time, so that errors of both signs do not cancel.
+    wait for the stage before: sum of |what is missing| over that time, so that errors of both signs do not cancel.
     """
     missing = total = 0
     for step in steps:
@@ -176,8 +176,8 @@ def step_share(steps: Sequence[StepRecord], window: Window, ranks: Sequence[int]
 
     The top level is the mean over ranks, `by_rank` each of them, `by_phase` the shares of the time in which a
     step of that phase was under way (plan sent to ids back). `ranks`: those of the layout, so that one that
-    did nothing counts as idle; by default those that took part. A step counts where it ended. `unaccounted`: of the time
-    in steps, what is in none of their parts.
+    did nothing counts as idle; by default those that took part. A step counts where it ended. `unaccounted`: of
+    the time in steps, what is in none of their parts.
     """
     inside = [step for step in steps if window.start_ns <= step.end_ns <= window.end_ns]
     known = sorted({rank for step in inside for rank in step.ranks} | set(ranks or ()))

@@ -16,7 +16,7 @@ SECOND = 10**9
 
 
 class Elsewhere:
-    """Another host, whose clock is ahead (here − there: `offset`) and drifts; ways there and back take what they take."""
+    """Another host: here − there is `offset`, which drifts; the ways there and back take what they take."""
 
     def __init__(self, seed: int, out_us: tuple[int, int], back_us: tuple[int, int], drift: float = 0.0) -> None:
         self.draw, self.out_us, self.back_us, self.drift = random.Random(seed), out_us, back_us, drift
@@ -61,7 +61,7 @@ def test_the_truth_lies_within_the_uncertainty_at_every_instant(
     least_ns = 1000 * (out_us[0] + back_us[0]) / 2
     assert least_ns - 100 <= offset.best_round_trip_ns / 2 <= least_ns + 20_000
     a_few_periods = 10 * PERIOD_S * SECOND * DRIFT
-    assert offset.uncertainty_ns <= least_ns + a_few_periods, "half of the quickest ways, and what clocks drift meanwhile"
+    assert offset.uncertainty_ns <= least_ns + a_few_periods, "half of the quickest ways, and the drift since"
 
 
 def test_the_quickest_ways_count_though_they_belong_to_two_round_trips() -> None:
