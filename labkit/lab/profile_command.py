@@ -70,4 +70,5 @@ def _head(each: RankKernels) -> str:
     return (
         f"{whose}: {parts} ms{covered}{longest}\n"
         f"  {work} by class, ms: {classes}{launches}"
+        f"{f'{chr(10)}  {each.nccl.sentence}' if each.nccl else ''}"
     )
