@@ -1,5 +1,4 @@
-"""What watching costs: TPOT with the recorder on against off, turn about on one server; and the processor that telemetry
-takes.
+"""What watching costs: TPOT with the recorder on against off, turn about, and the processor that telemetry takes.
 
 The recorder: a closed loop of one client (a short step is where the cost shows most). Each round measures on, off or
 off, on; the ratio is taken within the round, so that what else the machine does weighs on both alike, and the figure is
@@ -72,7 +71,8 @@ def telemetry_percent(lab: Lab, args: argparse.Namespace) -> list[float]:
                 spent[kind] = (cpu_s(found.pid) - before) / (time.monotonic() - began)
             assert kind == "lease" or len(told) > 2 * args.seconds, "no samples came"
         costs.append(100 * (spent["telemetry"] - spent["lease"]))
-        print(f"telemetry: {100 * spent['telemetry']:.2f} % of a core, without {100 * spent['lease']:.2f} %", flush=True)
+        with_it, without = (100 * spent[kind] for kind in ("telemetry", "lease"))
+        print(f"telemetry: {with_it:.2f} % of a core, without {without:.2f} %", flush=True)
     return costs
 
 
@@ -106,7 +106,8 @@ def main() -> None:
         of = "a core" if what == "telemetry" else f"TPOT of {args.layout}"
         print(f"{what}: {row['cost_percent']:+.2f} % of {of} ({low:+.2f} to {high:+.2f}, {row['n']} rounds; "
               f"aim {row['aim_percent']:g} %)")  # fmt: skip
-    print(json.dumps({"benchmark": "recorder_cost", "model": args.model, "layout": args.layout, "load": load, **figures}))
+    head = {"benchmark": "recorder_cost", "model": args.model, "layout": args.layout, "load": load}
+    print(json.dumps({**head, **figures}))
 
 
 if __name__ == "__main__":

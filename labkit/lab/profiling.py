@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.lab.plan import ProfilePlan, plan_of
 from labkit.lab.run import Run, open_store
-from labkit.measure.clocks import clocks_of
+from labkit.measure.export import whole_trace
 from labkit.measure.kernels import RankKernels, parse, read_trace
-from labkit.measure.profile_trace import merge
-from labkit.measure.trace import chrome_trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,15 +50,12 @@ class Profile:
         return pd.DataFrame(rows, columns=["rank", "name", "kind", "num", "ms", "flops", "bytes"])
 
     def save_trace(self, path: str | Path) -> Path:
-        """One trace for Perfetto: our timeline and the profiler's."""
+        """One trace for Perfetto: our timeline and the profiler's, as `labkit export --format trace` gives it."""
         with open_store() as store:
-            run_id = self.run.run_id
-            steps, rows = store.step_records(run_id), store.collectives(run_id)
-            ours = chrome_trace(steps, rows, store.request_records(run_id), run_id, clocks_of(self.run.summary))
-            theirs = {rank: read_trace(found) for rank, found in store.profiles(run_id).items()}
+            told = whole_trace(store, self.run.run_id)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(merge(ours, theirs)))
+        path.write_text(json.dumps(told))
         return path
 
     def to_dict(self) -> dict[str, Any]:

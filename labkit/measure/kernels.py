@@ -67,7 +67,7 @@ class RankKernels:
     gaps_ms: list[float] = field(default_factory=list)
     """Stretches inside steps with neither work nor communication, longest first."""
     nccl: NcclMatch | None = None
-    """The kernels of NCCL against the door's rows; None where there is no such kernel, or the trace has no steps of ours."""
+    """The kernels of NCCL against the door's rows; None without such kernels, or without steps of ours."""
     between_steps_ms: float = 0.0
     """The part of `idle` in which no step was under way: the rank waited for the engine's next plan."""
 
@@ -157,7 +157,9 @@ def parse(trace: Mapping[str, Any], rank: int | None = None) -> RankKernels:
     )
 
 
-def _matched(nccl: Sequence[Event], tags: Sequence[Event], steps: Sequence[Event], events: Sequence[Event]) -> NcclMatch:
+def _matched(
+    nccl: Sequence[Event], tags: Sequence[Event], steps: Sequence[Event], events: Sequence[Event]
+) -> NcclMatch:
     """In the profiled steps: what runs between them (a handover of KV) has no row."""
     within = _Within(union(map(_span, steps)))
     inside = [event for event in nccl if within.holds(*_span(event))]

@@ -21,8 +21,8 @@ FAMILIES = {
     "gather": ("AllGather", 1), "reduce_scatter": ("ReduceScatter", 1), "broadcast": ("Broadcast", 1),
     "all_to_all": ("SendRecv", 2), "send": ("SendRecv", 1), "recv": ("SendRecv", 1),
 }  # fmt: skip
-"""The door's operation → the word in its kernels' names, and how many it launches over NCCL (`labkit.parallel`): a gather
-is an all-gather there, a barrier a sum of one element, and an all-to-all swaps its counts first."""
+"""The door's operation → the word in its kernels' names, and how many it launches over NCCL (`labkit.parallel`): there
+a gather is an all-gather, a barrier a sum of one element, and an all-to-all swaps its counts first."""
 _TOLD_BYTES = ("all_reduce", "all_gather", "gather", "reduce_scatter", "broadcast")
 _MOST_SENTENCES = 5
 Event = Mapping[str, Any]
@@ -49,10 +49,13 @@ class NcclMatch:
         if not self.num_differing:
             graphs = f", {self.num_in_graphs} more ran in graphs" if self.num_in_graphs else ""
             return f"{self.num_matched} NCCL kernels are the door's collectives, one for one{graphs}."
-        return f"NCCL kernels and the door's collectives differ {self.num_differing} times: {' '.join(self.differences)}"
+        told = " ".join(self.differences)
+        return f"NCCL kernels and the door's collectives differ {self.num_differing} times: {told}"
 
 
-def match_nccl(kernels: Sequence[Event], rows: Sequence[Event], graph_launches: frozenset[Any] = frozenset()) -> NcclMatch:
+def match_nccl(
+    kernels: Sequence[Event], rows: Sequence[Event], graph_launches: frozenset[Any] = frozenset()
+) -> NcclMatch:
     """kernels: NCCL's, as trace events; rows: the door's tags (`args`: op, bytes). graph_launches: correlations of
     the calls that launched graphs.
     """

@@ -10,8 +10,9 @@ import pytest
 from labkit.measure.clocks import clock_sentences, clocks_of, uncertainty_ms
 from labkit.measure.explain import explain
 from labkit.measure.trace import chrome_trace
-from tests.measure.test_chrome_trace import ROWS, step, validate
+from tests.measure.test_chrome_trace import ROWS, step
 from tests.measure.test_explain import made_run
+from tests.measure.trace_form import validate
 
 
 def clock(host: str, ranks: list[int], uncertainty_ns: int | None) -> dict[str, Any]:
