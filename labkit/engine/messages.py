@@ -159,7 +159,8 @@ class Profile(_Message):
 
 
 class Fault(_Message):
-    """For tests and drills: kind is raise, exit, hang or delay (seconds in each all-reduce of `layer`)."""
+    """For tests and drills: kind is raise, exit, hang, delay (seconds in each all-reduce of `layer`), or mute and unmute
+    (the door's recording, between two steps: what it costs is measured so)."""
 
     kind: str
     seconds: float = 0.0

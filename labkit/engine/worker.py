@@ -166,8 +166,11 @@ class Worker:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.kind == "hang":
             threading.Event().wait()
+        if fault.kind in ("mute", "unmute"):
+            self._door.recording = fault.kind == "unmute"
+            return
         if fault.kind != "delay":
-            raise ValueError(f"no fault {fault.kind!r}; there are raise, exit, kill, hang and delay")
+            raise ValueError(f"no fault {fault.kind!r}; there are raise, exit, kill, hang, delay, mute and unmute")
         self._door.delay_s, self._door.delay_layer = fault.seconds, fault.layer
 
 
