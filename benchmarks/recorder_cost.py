@@ -39,7 +39,7 @@ MIN_STEPS = 8
 
 
 def recorder_percent(lab: Lab, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Of a decode step's time, pair by pair: one client's long answers, while the recorder is switched over and over."""
+    """Of a decode step's time, pair by pair: one client's long answers, while the recorder is switched all the time."""
     part = Part(Lengths("constant", tokens=128), Lengths("constant", tokens=args.tokens))
     workload, ranks, over = Workload("long", "128 tokens in, a long answer out", (part,)), range(args.ranks), Event()
 

@@ -47,11 +47,11 @@ def test_a_plain_timed_loop_agrees() -> None:
     """By the quickest rounds, which other processes spoil least: a wrong unit, factor or clock is off by far more."""
     words = [sys.executable, "benchmarks/bench_agrees.py", "--turns", "3", "--sizes", "65536,1048576"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=True)
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    quickest = [row for row in rows if row["statistic"] == "min_us"]
+    told = json.loads(done.stdout.splitlines()[-1])["rows"]
+    quickest = [each for each in told if each["statistic"] == "min_us"]
     assert len(quickest) == 4
-    for row in quickest:
-        assert abs(row["ratio"] - 1) <= max(0.25, row["noise"]), row
+    for each in quickest:
+        assert abs(each["ratio"] - 1) <= max(0.25, each["noise"]), each
 
 
 def test_the_models_messages_are_marked_on_the_lines() -> None:

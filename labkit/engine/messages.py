@@ -159,7 +159,7 @@ class Profile(_Message):
 
 
 class Fault(_Message):
-    """For tests and drills: kind is raise, exit, hang, delay (seconds in each all-reduce of `layer`), or mute and unmute
+    """For tests and drills: kind is raise, exit, hang, delay (seconds in each all-reduce of `layer`), or mute, unmute
     (the door's recording, between two steps: what it costs is measured so)."""
 
     kind: str
