@@ -48,7 +48,7 @@ def curve_groups(
     Where the ranks of the first share memory, the same ranks over gloo come last: the slow fabric to compare with.
     """
     found: dict[tuple[int, str], CurveGroup] = {}
-    for group in groups:
+    for group in sorted(groups, key=lambda group: group["axis"] == "dp"):  # which a step hardly crosses
         if group["axis"] != "world":
             made = CurveGroup(group["axis"], tuple(group["ranks"]), group["fabric"], bool(group["spans_nodes"]))
             found.setdefault((len(made.ranks), made.fabric), made)
