@@ -1,4 +1,4 @@
-"""The last steps, rank by rank, instant by instant: when each computed, waited, transferred, stood idle, and who was last.
+"""The last steps, rank by rank: when each computed, waited, transferred, stood idle, and who was last.
 
 Made of the recorder's own rows, not of sums: a rank's step is cut at each collective into compute (before it), wait
 (until the last had entered) and transfer (from then on); a receive's wait is its stage's bubble, idle. Between steps a
