@@ -18,6 +18,7 @@ from labkit.server.client import ServerClient, ServerError
 from labkit.server.discovery import connect
 from labkit.show.fabric_frame import FabricFrame, Progress, Timeline
 from labkit.show.from_snapshot import lab_of
+from labkit.show.lab_source import user_name
 from labkit.show.telemetry_meter import TelemetryMeter
 
 LOOK_EVERY_S = 1.0
@@ -170,6 +171,8 @@ class FabricSource:
         frame.progress = self._progress
         if frame.progress is not None:
             frame.progress.is_yours = self._asking is not None and self._asking.is_alive()
+            if frame.progress.is_yours and frame.lab.holder is not None:
+                frame.lab.holder.is_you = True
         self._tell_when(frame, state)
         return frame
 
@@ -194,7 +197,7 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._client.measure_fabric(self._look, client="the page Fabric")
+            self._client.measure_fabric(self._look, client=f"a page of {user_name()}")
         except _Closed:
             return
         except (ServerError, OSError) as error:

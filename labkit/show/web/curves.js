@@ -1,15 +1,15 @@
 // Collectives by size, on logarithmic axes: bus bandwidth, and time with the line through it; and where the messages of
 // the model's own steps stand. Measured points are joined by solid lines, what the line says is dotted.
 
-import { h, label, s, textWidth } from "./dom.js";
-import { bandwidth, fabricName, microseconds } from "./measures.js";
+import { fitted, h, label, s, textWidth } from "./dom.js";
+import { bandwidth, fabricName, microseconds, plain } from "./measures.js";
 import { Panel } from "./panel.js";
 import { bytes, percent } from "./text.js";
 
 const CURVE_OPS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv"];
 const CURVE_HEIGHT = 330;
 const SIZE_STEP = 4; // a tick every 2^4
-const POINT_KINDS = ["circle", "square", "triangle", "diamond"];
+const POINT_KINDS = { shm: "circle", gloo: "square", nccl: "triangle" };
 
 export function curvesPanel(ctx) {
   const state = { op: null };
@@ -60,7 +60,8 @@ function curvesOf(data, op) {
     const id = `${row.fabric} ${row.group_ranks.join(",")}`;
     if (!curves.has(id)) {
       const fit = data.fits.find((each) => each.op === op && each.fabric === row.fabric && each.group_ranks.join(",") === row.group_ranks.join(","));
-      curves.set(id, { fabric: row.fabric, ranks: row.group_ranks, axis: row.axis, rows: [], fit });
+      const isSecond = [...curves.values()].some((curve) => curve.fabric === row.fabric);
+      curves.set(id, { fabric: row.fabric, ranks: row.group_ranks, axis: row.axis, rows: [], fit, point: isSecond ? "diamond" : POINT_KINDS[row.fabric] });
     }
     curves.get(id).rows.push(row);
   }
@@ -109,10 +110,10 @@ function messageText(message, t) {
 
 function curvesLegend(data, t) {
   if (!data.curves.length) return [];
-  const sample = (curve, i) => s("svg", { width: 24, height: 14, "aria-hidden": "true" },
-    s("path", { d: "M1 7H23", class: `lk-curve lk-fabric-${curve.fabric}` }), point(POINT_KINDS[i % 4], 12, 7, `lk-point lk-fabric-${curve.fabric}`));
+  const sample = (curve) => s("svg", { width: 24, height: 14, "aria-hidden": "true" },
+    s("path", { d: "M1 7H23", class: `lk-curve lk-fabric-${curve.fabric}` }), point(curve.point, 12, 7, `lk-point lk-fabric-${curve.fabric}`));
   return [
-    ...data.curves.map((curve, i) => h("span", { class: "lk-key" }, sample(curve, i), `${curveName(curve, t)}: ${fitText(curve, t)}`)),
+    ...data.curves.map((curve) => h("span", { class: "lk-key" }, sample(curve), `${curveName(curve, t)}: ${fitText(curve, t)}`)),
     data.messages.length ? h("span", { class: "lk-key" }, h("i", { class: "lk-diamond", "aria-hidden": "true" }, "◇"), t("curves.marks", { model: data.model, layout: data.layout })) : null,
   ].filter(Boolean);
 }
@@ -141,7 +142,9 @@ function paintCurves(panel, svg, data, width) {
   paintChart(svg, data, second, range, {
     title: t("curves.time"), value: (row) => row.time_us, show: microseconds, line: (fit, size) => fit.alpha_us + (fit.gb_per_s ? size / (1e3 * fit.gb_per_s) : 0),
   }, t);
-  return beside ? CURVE_HEIGHT : 2 * CURVE_HEIGHT + 14;
+  const bottom = beside ? CURVE_HEIGHT : 2 * CURVE_HEIGHT + 14;
+  data.messages.forEach((message, i) => svg.append(label(0, bottom + 22 + i * 19, fitted(`◇ ${messageText(message, t)}`, width), { title: messageText(message, t) })));
+  return bottom + (data.messages.length ? 12 + data.messages.length * 19 : 0);
 }
 
 function paintChart(svg, data, box, range, { title, value, show, line }, t) {
@@ -150,23 +153,23 @@ function paintChart(svg, data, box, range, { title, value, show, line }, t) {
   const y = [Math.floor(Math.log10(Math.min(...values, ...lows.filter((low) => low > 0)))), Math.ceil(Math.log10(Math.max(...values) * 1.02))];
   const decades = [];
   for (let power = y[0]; power <= y[1]; power += 1) decades.push(10 ** power);
-  const plot = { x0: box.x + Math.max(...decades.map((each) => textWidth(show(each)))) + 10, x1: box.x + box.width - 4, y1: box.y + 54, y0: box.y + CURVE_HEIGHT - 26 };
+  const plot = { x0: box.x + Math.max(...decades.map((each) => textWidth(plain(show(each))))) + 10, x1: box.x + box.width - 4, y1: box.y + 54, y0: box.y + CURVE_HEIGHT - 26 };
   const scale = {
     x: (size) => plot.x0 + ((Math.log2(size) - range.sizes[0]) / (range.sizes[1] - range.sizes[0])) * (plot.x1 - plot.x0),
     y: (each) => plot.y0 - ((Math.log10(each) - y[0]) / (y[1] - y[0] || 1)) * (plot.y0 - plot.y1),
   };
   svg.append(label(box.x, box.y + 12, title, { kind: "lk-strong" }), ...curveGrid(decades, range, plot, scale, show));
   svg.append(...messageLines(data, plot, scale, box, t));
-  data.curves.forEach((curve, i) => svg.append(...curveMarks(curve, i, data, range, scale, { value, show, line }, t)));
+  data.curves.forEach((curve) => svg.append(...curveMarks(curve, data, range, scale, { value, show, line }, t)));
 }
 
 function curveGrid(decades, { sizes: [low, high] }, plot, scale, show) {
   const marks = decades.flatMap((value) => [
     s("line", { x1: plot.x0, x2: plot.x1, y1: scale.y(value), y2: scale.y(value), class: "lk-grid" }),
-    label(plot.x0 - 6, scale.y(value) + 4, show(value), { anchor: "end", kind: "lk-muted" }),
+    label(plot.x0 - 6, scale.y(value) + 4, plain(show(value)), { anchor: "end", kind: "lk-muted" }),
   ]);
   for (let power = Math.ceil(low / 2) * 2; power <= high; power += SIZE_STEP) {
-    const [x, text] = [scale.x(2 ** power), bytes(2 ** power)];
+    const [x, text] = [scale.x(2 ** power), plain(bytes(2 ** power))];
     const half = textWidth(text) / 2;
     marks.push(
       s("line", { x1: x, x2: x, y1: plot.y1, y2: plot.y0, class: "lk-grid" }),
@@ -198,7 +201,7 @@ function messageLines(data, plot, scale, box, t) {
   return marks;
 }
 
-function curveMarks(curve, index, data, { sizes: [low, high] }, scale, { value, show, line }, t) {
+function curveMarks(curve, data, { sizes: [low, high] }, scale, { value, show, line }, t) {
   const kind = `lk-fabric-${curve.fabric}`;
   const marks = [];
   if (line && curve.fit) {
@@ -207,7 +210,7 @@ function curveMarks(curve, index, data, { sizes: [low, high] }, scale, { value, 
   }
   marks.push(s("path", { d: `M${curve.rows.map((row) => `${scale.x(row.bytes).toFixed(1)} ${scale.y(value(row)).toFixed(1)}`).join("L")}`, class: `lk-curve ${kind}` }));
   for (const row of curve.rows) {
-    const mark = point(POINT_KINDS[index % 4], scale.x(row.bytes), scale.y(value(row)), `lk-point ${kind}`);
+    const mark = point(curve.point, scale.x(row.bytes), scale.y(value(row)), `lk-point ${kind}`);
     mark.append(s("title", {}, `${curveName(curve, t)}, ${bytes(row.bytes)}: ${show(value(row))} (n = ${row.n})`));
     marks.push(mark);
   }

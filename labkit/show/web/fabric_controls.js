@@ -38,7 +38,6 @@ export class FabricControls {
     const able = frame.link === "connected" && frame.lab?.state === "ready" && (!frame.lab.holder || progress?.is_yours);
     putText(this.measureButton, t(progress?.is_yours ? "measure.stop" : "measure.button"));
     this.measureButton.disabled = !able || this.isAsked || (progress != null && !progress.is_yours);
-    this.measureButton.title = frame.lab?.holder && !progress ? t("measure.held", { client: frame.lab.holder.client }) : "";
     this.measureButton.classList.toggle("lk-primary", !progress);
     putText(this.pauseButton, t(shown.paused ? "controls.resume" : "controls.pause"));
     this.pauseButton.setAttribute("aria-pressed", String(shown.paused));
@@ -77,9 +76,11 @@ function doingText({ done, total, what }, t) {
 }
 
 function remarksOf(frame, measured, t) {
-  if (!measured) return [];
+  const holder = frame.progress ? null : frame.lab?.holder;
+  const held = holder ? [["warning", t("measure.held", { client: holder.client })]] : [];
+  if (!measured) return held;
   const num = measured.pairs.length + measured.rows.length;
-  const remarks = [measured.wrong ? ["error", t("measure.wrong", { n: measured.wrong })] : ["note", t("measure.right", { n: num })]];
+  const remarks = [...held, measured.wrong ? ["error", t("measure.wrong", { n: measured.wrong })] : ["note", t("measure.right", { n: num })]];
   const most = Math.max(2, ...measured.rows.map((row) => row.ranks));
   if (measured.backend === "gloo" && most * measured.threads_per_rank > measured.num_cores) {
     remarks.push(["warning", t("measure.crowded", { n: most, cores: measured.num_cores })]);

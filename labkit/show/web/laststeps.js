@@ -2,6 +2,7 @@
 // last. A bar for each stretch between two instants of the recorder; between steps there is nothing.
 
 import { label, s, textWidth, widest } from "./dom.js";
+import { plain } from "./measures.js";
 import { Panel, key } from "./panel.js";
 import { linear, ticks } from "./scale.js";
 import { digits, milliseconds, percent } from "./text.js";
@@ -63,7 +64,7 @@ function paintLastSteps(panel, svg, data, width) {
   });
   for (const tick of ticks(data.span_ms, Math.max(2, Math.floor((x1 - x0) / 130)))) {
     if (tick && x(tick) > x1 - 26) continue;
-    svg.append(label(x(tick), bottom + 14, tick ? `${digits(tick)} ms` : "0", { anchor: tick ? "middle" : "start", kind: "lk-muted" }));
+    svg.append(label(x(tick), bottom + 14, tick ? plain(`${digits(tick)} ms`) : "0", { anchor: tick ? "middle" : "start", kind: "lk-muted" }));
   }
   return bottom + 20;
 }

@@ -2,10 +2,17 @@
 
 import { digits } from "./text.js";
 
+/** For ticks: 10.0 µs is 10 µs. */
+export function plain(text) {
+  return text.replace(/\.0+(?= )/, "");
+}
+
 /** 14.6 GB/s, 24.0 MB/s. */
 export function bandwidth(gigabytesPerSecond) {
   if (gigabytesPerSecond == null) return "–";
-  return gigabytesPerSecond >= 0.0995 ? `${digits(gigabytesPerSecond)} GB/s` : `${digits(gigabytesPerSecond * 1000)} MB/s`;
+  if (gigabytesPerSecond >= 0.9995) return `${digits(gigabytesPerSecond)} GB/s`;
+  const megabytes = gigabytesPerSecond * 1000;
+  return megabytes >= 0.9995 ? `${digits(megabytes)} MB/s` : `${digits(megabytes * 1000)} kB/s`;
 }
 
 /** 10.7 µs, 1.03 ms, 2.10 s. */

@@ -1,11 +1,11 @@
-// Every two ranks: bandwidth above the diagonal, latency below it, each shaded on its own scale. Dark is good in both.
+// Every two ranks: bandwidth above the diagonal, latency below it, each shaded on its own scale. Strong is good in both.
 
 import { label, s, textWidth, widest } from "./dom.js";
 import { bandwidth, fabricName, microseconds } from "./measures.js";
 import { Panel, key } from "./panel.js";
 import { bytes } from "./text.js";
 
-const MAX_CELL = 92;
+const MAX_CELL = 150;
 const CELL_HEIGHT = 44;
 
 export function pairsPanel(ctx) {

@@ -2,6 +2,7 @@
 // last minute. What a device does not tell has no column.
 
 import { label, s, textWidth, widest } from "./dom.js";
+import { plain } from "./measures.js";
 import { Panel } from "./panel.js";
 import { roundUp } from "./scale.js";
 import { bytes, digits } from "./text.js";
@@ -90,8 +91,9 @@ function paintBand(svg, devices, names, { left, width, perBand }, top, t) {
 /** One scale for all devices of a kind, so that rows can be compared. */
 function commonEnd(devices, name) {
   const fixed = Math.max(...devices.map((device) => MEASURES[name].end?.(device.now) ?? 0));
-  const largest = Math.max(...devices.flatMap((device) => device.series[name] ?? []).filter((value) => value != null), 0);
-  return fixed >= largest && fixed > 0 ? fixed : roundUp(largest);
+  const largest = Math.max(...devices.flatMap((device) => [...(device.series[name] ?? []), device.now[name]]).filter((value) => value != null), 0);
+  if (fixed >= largest && fixed > 0) return fixed;
+  return name.includes("bytes") ? 2 ** Math.ceil(Math.log2(Math.max(1, largest))) : roundUp(largest);
 }
 
 function minute(device, name, end, { x, y, width }) {
@@ -112,7 +114,7 @@ function minute(device, name, end, { x, y, width }) {
   };
   values.forEach((value, i) => (value == null ? flush() : run.push([i, value])));
   flush();
-  if (textWidth(text, 13, 600) + 60 < width) marks.push(label(x + width, y + 14, `≤ ${MEASURES[name].show(end)}`, { anchor: "end", kind: "lk-muted lk-small" }));
+  if (textWidth(text, 13, 600) + 60 < width) marks.push(label(x + width, y + 14, `≤ ${plain(MEASURES[name].show(end))}`, { anchor: "end", kind: "lk-muted lk-small" }));
   return marks;
 }
 

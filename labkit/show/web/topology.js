@@ -141,9 +141,9 @@ function numaText(numa, t) {
   return names.length > 1 ? names.map((node) => t("topology.numa", { node, cores: spans(numa[node]) })).join(", ") : "";
 }
 
-/** A link's width goes with the logarithm of its bandwidth: a decade is 2.5 px. */
+/** A link's width goes with the logarithm of its bandwidth: a decade is 1.2 px. */
 function strokeOf(pair) {
-  return Math.max(1, Math.min(7, 3.5 + 2.5 * Math.log10(pair.bandwidth_gb_s)));
+  return Math.max(1.2, Math.min(6, 3 + 1.2 * Math.log10(pair.bandwidth_gb_s)));
 }
 
 /** Links of one node as arcs above its ranks; the farther apart, the higher. Links not measured yet are dashed. */
@@ -160,16 +160,16 @@ function arcMarks(node, pairs, places, step, t) {
     if (!pair || node.ranks.length > MAX_LABELLED) continue;
     lines.at(-1).append(s("title", {}, `${a} – ${b}: ${bandwidth(pair.bandwidth_gb_s)}, ${microseconds(pair.latency_us)}`));
     const middle = from.y - 0.75 * (from.y - high + 8);
-    texts.push(...linkLabel(pair, (from.x + to.x) / 2, middle, step * (distance === 1 ? 1 : 0.96), t));
+    texts.push(...linkLabel(pair, (from.x + to.x) / 2, middle, step));
   }
   return [...lines, ...texts];
 }
 
 function linkLabel(pair, x, y, room) {
   const choices = [`${bandwidth(pair.bandwidth_gb_s)} · ${microseconds(pair.latency_us)}`, bandwidth(pair.bandwidth_gb_s)];
-  const text = choices.find((choice) => textWidth(choice) + 10 <= room);
+  const text = choices.find((choice) => textWidth(choice, 12, 600) + 12 <= room);
   if (!text) return [];
-  const width = textWidth(text) + 8;
+  const width = textWidth(text, 12, 600) + 10;
   return [
     s("rect", { x: x - width / 2, y: y - 9, width, height: 18, rx: 4, class: "lk-label-ground" }),
     label(x, y + 4, text, { anchor: "middle", kind: "lk-link-label" }),
@@ -221,7 +221,7 @@ function switchMarks(boxes, bottom, beside, data, width, t) {
     boxes.slice(1).forEach((box) => marks.push(s("path", { d: `M${width / 2} ${box.y - 18}V${box.y}`, class: kind, "stroke-width": stroke })));
   }
   const words = [
-    t("topology.between"), across.length ? fabricName(across[0].fabric, true, t) : "", data.link ? t("topology.set", { link: data.link }) : "",
+    t("topology.between"), across.length ? fabricName(across[0].fabric, false, t) : "", data.link ? t("topology.set", { link: data.link }) : "",
     across.length ? t("topology.measured", { range: rangesOfPairs(across) }) : t("topology.unmeasured"),
   ].filter(Boolean);
   while (words.length > 1 && widest([words.join(" · ")]) > width) words.shift();
