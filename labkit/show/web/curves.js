@@ -70,13 +70,12 @@ function curvesOf(data, op) {
 
 /** Native radio buttons: arrow keys, names and roles for nothing. They stay when the chart is drawn again. */
 function opChooser(ctx, onChoice) {
-  const legend = h("legend", { class: "lk-spoken" });
   const segments = h("div", { class: "lk-segments lk-ops" });
-  const element = h("fieldset", { class: "lk-chooser lk-op-chooser" }, legend, segments);
+  const element = h("fieldset", { class: "lk-chooser lk-op-chooser" }, segments);
   let shown = "";
   const show = (data) => {
     element.hidden = !data?.ops?.length;
-    legend.textContent = ctx.t("curves.op");
+    element.setAttribute("aria-label", ctx.t("curves.op"));
     const key = JSON.stringify(data?.ops ?? []);
     if (key !== shown) {
       shown = key;

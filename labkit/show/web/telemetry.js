@@ -29,13 +29,20 @@ const MEASURES = {
 export function telemetryPanel(ctx) {
   return new Panel(ctx, {
     id: "telemetry",
-    pick: (frame) => frame.telemetry,
+    pick: pickTelemetry,
     note: (data, t) => (data.source ? t("telemetry.note", { source: t(`telemetry.${data.source}`) }) : ""),
     empty: (data, t) => (data.devices.length ? "" : t("telemetry.empty")),
     paint: paintTelemetry,
     describe: (data, t) => `${t("telemetry.title")}: ${data.devices.map((device) => `${deviceName(device, t)} ${deviceText(device, t)}`).join("; ")}`,
     table: telemetryTable,
   });
+}
+
+/** GPUs tell so much that they take the whole row. */
+function pickTelemetry(frame, _pin, panel) {
+  panel.spec.wide = frame.telemetry.devices.some((device) => device.kind === "gpu");
+  panel.element.classList.toggle("lk-wide", panel.spec.wide);
+  return frame.telemetry;
 }
 
 function deviceName(device, t) {

@@ -149,6 +149,7 @@ function strokeOf(pair) {
 /** Links of one node as arcs above its ranks; the farther apart, the higher. Links not measured yet are dashed. */
 function arcMarks(node, pairs, places, step, t) {
   const [lines, texts] = [[], []];
+  const isDense = node.ranks.length > MAX_LABELLED;
   const all = node.ranks.flatMap((a, i) => node.ranks.slice(i + 1).map((b, d) => ({ a, b, distance: d + 1 })));
   for (const { a, b, distance } of all.reverse()) {
     const pair = pairs.find((each) => each.a === a && each.b === b);
@@ -156,8 +157,8 @@ function arcMarks(node, pairs, places, step, t) {
     const high = from.y - distance * ARC + 12;
     const spread = Math.min(26, step / 4) * (1 - distance / (node.ranks.length + 1));
     const d = `M${from.x + spread} ${from.y}C${from.x + spread} ${high - 8} ${to.x - spread} ${high - 8} ${to.x - spread} ${to.y}`;
-    lines.push(s("path", { d, class: pair ? `lk-link lk-fabric-${pair.fabric}` : "lk-link lk-unmeasured", "stroke-width": pair ? strokeOf(pair).toFixed(1) : 1.5 }));
-    if (!pair || node.ranks.length > MAX_LABELLED) continue;
+    lines.push(s("path", { d, class: pair ? `lk-link lk-fabric-${pair.fabric}` : "lk-link lk-unmeasured", "stroke-width": pair ? (strokeOf(pair) * (isDense ? 0.45 : 1)).toFixed(1) : 1.5 }));
+    if (!pair || isDense) continue;
     lines.at(-1).append(s("title", {}, `${a} – ${b}: ${bandwidth(pair.bandwidth_gb_s)}, ${microseconds(pair.latency_us)}`));
     const middle = from.y - 0.75 * (from.y - high + 8);
     texts.push(...linkLabel(pair, (from.x + to.x) / 2, middle, step));
@@ -190,7 +191,7 @@ function rankMarks(rank, { x, y }, data, axes, t) {
     const top = y + RANK.height + 5 + i * PILL;
     const text = `${axis.toUpperCase()} ${groups.length > 1 ? String.fromCharCode(97 + (mine % 26)) : ""} ${groups[mine].ranks.indexOf(rank) + 1}/${groups[mine].ranks.length}`.replace("  ", " ");
     marks.push(
-      s("rect", { x: left, y: top, width: RANK.width, height: PILL - 4, rx: 7, class: `lk-pill lk-axis-${axis}` }),
+      s("rect", { x: left, y: top, width: RANK.width, height: PILL - 4, rx: 7, class: `lk-pill lk-of-${axis}` }),
       label(x, top + 11.5, text, { anchor: "middle", kind: "lk-small" }));
   });
   return marks;
