@@ -108,6 +108,7 @@ def _complete(server: NodeZero) -> list[int]:
     return list(server.ask("/v1/completions", {"prompt": PROMPT, **GREEDY})["choices"][0]["token_ids"])
 
 
+@pytest.mark.slow
 def test_real_nodes_join_with_their_own_torchrun_come_back_and_are_let_go(wiring: Wiring, tmp_path: Path) -> None:
     """The second node's clock is an hour ahead, as another machine's may be."""
     server = NodeZero(wiring, tmp_path)
