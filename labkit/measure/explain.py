@@ -89,6 +89,8 @@ class Explanation:
     """What compute was held against: read_gb_s and gflop_s, as measured with all cores."""
     clocks: list[dict[str, Any]] | None = None
     """Of hosts beside the server's, each with its uncertainty; []: one clock; None: not told."""
+    steps_unaccounted: float | None = None
+    """Of the ranks' time in steps, what is in none of their parts."""
     other: Explanation | None = None
     growth: list[Growth] = field(default_factory=list)
 
@@ -109,6 +111,7 @@ class Explanation:
             "ranks": self.ranks,
             "roofs": self.roofs,
             "clocks": self.clocks,
+            "steps_unaccounted": self.steps_unaccounted,
             "other": self.other.to_dict() if self.other else None,
             "growth": [
                 {"figure": g.figure, "percentile": g.q, "total_ms": g.total, "parts_ms": g.parts}
@@ -147,6 +150,7 @@ def explain(run: RunLike, other: RunLike | None = None, roofs: Roofs | None = No
         list(share.get("by_rank") or []),
         {"read_gb_s": roofs.read_gb_s, "gflop_s": roofs.gflop_s} if roofs else None,
         clocks_of(run.summary),
+        share.get("unaccounted"),
         explain(other, roofs=roofs) if other else None,
         list(_what_grew(run, other)) if other else [],
     )

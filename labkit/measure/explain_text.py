@@ -52,11 +52,14 @@ def _bar(fall: Waterfall, name: str, value: float, before: float) -> str:
 def _kinds(found: Explanation) -> list[str]:
     if not found.step_kinds:
         return ["Steps: the server told nothing of them."]
-    return [
+    told = [
         f"Steps of {name}: {kind['num_steps']:.0f}, {kind['of_step_time']:.0%} of step time; compute "
         f"{kind['compute']:.0%}, wait {kind['wait']:.0%}, transfer {kind['transfer']:.0%}."
         for name, kind in found.step_kinds.items()
     ]
+    if found.steps_unaccounted is not None:
+        told.append(f"Of the ranks' time in steps, {found.steps_unaccounted:.1%} is in none of their parts.")
+    return told
 
 
 def _roofs(found: Explanation) -> list[str]:

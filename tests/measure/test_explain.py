@@ -244,6 +244,7 @@ def test_an_explanation_shows_itself_as_text_html_and_json():
     found = explain(made_run(), made_run(ttft={**TTFT, "queue": 105.0}))
     text, page = repr(found), found._repr_html_()
     assert "tp2, lab-5m, chat at 10 requests/s" in text and "What grew:" in text
+    assert "Of the ranks' time in steps, " in text and found.steps_unaccounted is not None
     assert "prefill compute" in text and "80.00 ms" in text and "Steady from 0.0 s to 3.9 s." in text
     assert page.count("<table") == page.count("</table>") == 8 and "prefill compute" in page
     told = json.loads(json.dumps(found.to_dict()))
