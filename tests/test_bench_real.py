@@ -7,12 +7,16 @@ import asyncio
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from labkit.cli import app
 from labkit.lab.bench import Benchmark, BenchPlan, marks, measure, summary
 from labkit.layout import Layout, StepShape
 from labkit.measure.collectives import BOTH_PLACES, OPS, row
+from labkit.measure.pairs import pair_row
 
 pytestmark = pytest.mark.engine
 QUICK = {"num_warmup": 1, "num_rounds": 3, "num_bytes": (64, 5000)}
@@ -88,13 +92,22 @@ def test_the_command_ends_with_one_json_line() -> None:
     assert found["wrong"] == 0 and found["fits"] and found["marks"]
 
 
-def test_every_two_ranks_and_one_json_line() -> None:
-    done = ask("--ranks", "3", "--pairs", "--device", "cpu", "--json")
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
+def test_pairs_are_a_line_each_and_one_json_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks' part is above; here is the command's."""
+    pair = pair_row(0, 2, [20_000], [2_000_000], 4_000_000, wrong=0, fabric="gloo", spans_nodes=True)
+
+    async def measured(plan: BenchPlan, on_row: Any) -> list[dict]:
+        if on_row is not None:
+            on_row(pair)
+        return [pair]
+
+    monkeypatch.setattr("labkit.lab.bench.measure_pairs", measured)
+    command = ["bench", "collectives", "--ranks", "3", "--pairs", "--device", "cpu"]
+    lines = CliRunner().invoke(app, command).stdout.splitlines()
+    assert lines[1].split() == ["0,", "2", "10.0", "10.0", "4000000", "4.000", "0", "gloo", "across", "nodes"]
+    (line,) = CliRunner().invoke(app, [*command, "--json"]).stdout.splitlines()
     found = json.loads(line)
-    assert [(row["a"], row["b"]) for row in found["pairs"]] == [(0, 1), (0, 2), (1, 2)] and found["wrong"] == 0
-    assert all(row["latency_us"] > 0 < row["bandwidth_gb_s"] and row["fabric"] == "shm" for row in found["pairs"])
+    assert found["pairs"] == [pair] and found["wrong"] == 0 and found["fabric"] == "shm"
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,10 @@ class Engine:
     async def stop(self) -> None:
         """End every request and every rank."""
         self._is_stopping = True
-        self._dispatcher.fail(EngineDown("The engine was stopped."))
+        stopped = EngineDown("The engine was stopped.")
+        self._dispatcher.fail(stopped)
+        if self._measuring is not None:
+            self._measuring.fail(stopped)
         if self._recovery is not None:
             self._recovery.cancel()
         self._reporter.flush()

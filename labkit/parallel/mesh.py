@@ -211,6 +211,8 @@ class MeshFactory:
             if self.rank in ranks:
                 self.wires.suit(fabric, len(ranks) * threads)
                 self._beside = self.wires.open_apart(fabric, tuple(ranks), self.rank, name)
+                self._beside.all_reduce(torch.zeros(16, device=self.device))  # what is slow the first time
+                self._beside.barrier()
         if self._beside is None:
             return None
         door = Door(recording=False)

@@ -18,8 +18,8 @@ from labkit.server.client import ServerClient, ServerError
 from labkit.server.discovery import connect
 from labkit.show.fabric_frame import FabricFrame, Progress, Timeline
 from labkit.show.from_snapshot import lab_of
-from labkit.show.lab_source import user_name
 from labkit.show.telemetry_meter import TelemetryMeter
+from labkit.show.visitor import user_name
 
 LOOK_EVERY_S = 1.0
 EVENTS = ("state", "switch", "lease", "failure", "bench", "telemetry", "timeline")

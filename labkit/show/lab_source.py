@@ -7,7 +7,6 @@ line and meanwhile see what the server says of itself.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any
@@ -20,6 +19,7 @@ from labkit.server.client import ServerError
 from labkit.show.frame import LayoutsFrame, Objective
 from labkit.show.from_snapshot import frame_of
 from labkit.show.live import Wanted
+from labkit.show.visitor import user_name
 
 LOOK_EVERY_S = 1.0
 WINDOW_S = 300.0
@@ -140,11 +140,6 @@ class LabSource:
             frame = frame_of(session.snapshot())
         frame.objective, frame.workloads = self._objective, self._workloads
         return frame
-
-
-def user_name() -> str:
-    """How a visitor is called in front of others."""
-    return os.environ.get("JUPYTERHUB_USER") or os.environ.get("USER") or f"process {os.getpid()}"
 
 
 def _settings(wanted: Wanted) -> dict[str, Any]:

@@ -11,15 +11,20 @@ from labkit.show.fabric_frame import Device, Telemetry
 
 SPAN_S, NUM_BINS = 60.0, 60
 _KINDS = ("gpu", "rank", "host")
+EVERY_S = 1.0
 STALE_S = 3.0
 """A device that has not spoken for so long has gone."""
 
 
 class TelemetryMeter:
-    """Add events as they come. Instants are the server's; its newest sample is now."""
+    """Add events as they come. Instants are the server's; its newest sample is now.
+
+    The picture is anew once a second: digits that changed with every sample could not be read, and need not travel.
+    """
 
     def __init__(self) -> None:
         self._source = ""
+        self._told, self._told_ns = Telemetry(), 0
         self._samples: dict[tuple[str, int], deque[TelemetryRecord]] = {}
 
     def add(self, source: str, samples: Sequence[TelemetryRecord]) -> None:
@@ -32,6 +37,11 @@ class TelemetryMeter:
 
     def snapshot(self) -> Telemetry:
         now_ns = max((kept[-1].t_ns for kept in self._samples.values()), default=0)
+        if now_ns - self._told_ns >= EVERY_S * 1e9:
+            self._told, self._told_ns = self._picture(now_ns), now_ns
+        return self._told
+
+    def _picture(self, now_ns: int) -> Telemetry:
         living = {key: kept for key, kept in self._samples.items() if kept[-1].t_ns > now_ns - STALE_S * 1e9}
         order = sorted(living, key=lambda key: (_KINDS.index(key[0]) if key[0] in _KINDS else len(_KINDS), key[1]))
         return Telemetry(self._source, SPAN_S, [_device(living[key], now_ns) for key in order])

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, BrowserContext, Error, Page, sync_playw
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lab_server import LabServer  # noqa: E402
-from voila_server import DASHBOARDS, VoilaServer  # noqa: E402
+from lab_server import LabServer
+from voila_server import DASHBOARDS, VoilaServer
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

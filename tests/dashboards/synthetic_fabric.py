@@ -46,7 +46,7 @@ def told(slug: str, fabric: str, nodes: Sequence[int] = (), num_gpus: int = 0) -
 
     pairs, rows = asyncio.run(measure())
     fits = curve_fits(rows)
-    gpus = [{"index": i, "name": "NVIDIA H200", "memory_bytes": 141 << 30, "numa_node": i // 4} for i in range(num_gpus)]
+    gpus = [{"index": i, "name": "NVIDIA H200", "numa_node": i // 4} for i in range(num_gpus)]
     links = [{"first": 0, "second": i, "num_nvlinks": 18, "way": "several PCIe switches"} for i in range(1, num_gpus)]
     return {
         "measured": {
@@ -54,9 +54,11 @@ def told(slug: str, fabric: str, nodes: Sequence[int] = (), num_gpus: int = 0) -
             "model": MODEL, "dtype": "bfloat16", "num_cores": 2, "threads_per_rank": 1, "wrong": 0, "pairs": pairs,
             "rows": rows, "fits": fits, "backend": "nccl" if num_gpus else "gloo",
         },
-        "messages": layout_messages(layout, load_spec(MODEL), 2, fits, groups(slug, fabric, nodes)),  # type: ignore[arg-type]
-        "machine": {"num_cores": 2, "memory_bytes": 25 << 30, "numa_nodes": {"0": [0, 1], "1": [2, 3]}, "gpus": gpus,
-                    "gpu_links": links},
+        "messages": layout_messages(layout, load_spec(MODEL), 2, [*fits], [*groups(slug, fabric, nodes)]),
+        "machine": {
+            "host": "node-with-a-long-name", "num_cores": 2, "memory_bytes": 25 << 30,
+            "numa_nodes": {"0": [0, 1], "1": [2, 3]}, "gpus": gpus, "gpu_links": links,
+        },
         "cores_of_ranks": {str(rank): [0, 1] for rank in range(num_ranks)},
         "progress": None,
     }  # fmt: skip
@@ -92,7 +94,7 @@ def psutil_of(num_ranks: int) -> ff.Telemetry:
 
 def nvml(num_gpus: int) -> ff.Telemetry:
     values = {"utilisation_percent": 97.0, "memory_used_bytes": 1.2e11, "memory_total_bytes": 1.5e11, "power_w": 685.0,
-              "sm_mhz": 1785.0, "temperature_c": 61.0, "nvlink_tx_bytes_per_s": 2.1e10, "pcie_rx_bytes_per_s": 3e8}  # fmt: skip
+              "sm_mhz": 1785.0, "temperature_c": 61.0, "nvlink_tx_bytes_per_s": 2e10, "pcie_rx_bytes_per_s": 3e8}
     gpus = [ff.Device("gpu", i, values, {name: _minute(value, value / 2) for name, value in values.items()},
                       ["power cap", "hot (software)"] if i == 3 else []) for i in range(num_gpus)]  # fmt: skip
     return ff.Telemetry("nvml", 60, gpus)
@@ -112,7 +114,8 @@ def cases() -> dict[str, tuple[ff.FabricFrame, dict[str, Any]]]:
     """Name: frame, and what was measured."""
     two_nodes = [0, 0, 0, 0, 1, 1, 1, 1]
     measuring = frame("tp2", "shm")
-    measuring.progress = ff.Progress(7, 16, {"kind": "curve", "op": "reduce_scatter", "fabric": "gloo", "ranks": 2}, True)
+    what = {"kind": "curve", "op": "reduce_scatter", "fabric": "gloo", "ranks": 2}
+    measuring.progress = ff.Progress(7, 16, what, True)
     return {
         "eight GPUs": (frame("dp2xtp4", "nccl", num_gpus=8), told("dp2xtp4", "nccl", num_gpus=8)),
         "two nodes": (frame("pp2xtp4", "shm", two_nodes), told("pp2xtp4", "shm", two_nodes)),

@@ -20,11 +20,12 @@ MEASURED_MS = 90_000
 def page(voila: VoilaServer, lab: LabServer, visit: Any) -> Any:
     if not lab.is_running:
         lab.start()
-    made = visit()
-    open_page(made.page, voila)
-    yield made.page
-    made.page.close(run_before_unload=True)
-    assert made.errors == [] and made.strangers == []
+    visitor = visit()
+    made = visitor.page
+    made.visitor = visitor
+    open_page(made, voila)
+    yield made
+    made.close(run_before_unload=True)
 
 
 def open_page(page: Page, voila: VoilaServer) -> None:
@@ -87,6 +88,7 @@ def test_measure_is_a_button_and_the_figures_stay(page: Page, voila: VoilaServer
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     page.wait_for_timeout(300)
     assert audit(page) == []
+    assert page.visitor.errors == [] and page.visitor.strangers == []
 
     open_page(page, voila)
     page.wait_for_function("document.querySelector('.lk').dataset.measured !== ''", timeout=10_000)

@@ -154,10 +154,11 @@ def test_a_frame_is_short_and_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(made)) == made
 
 
-def test_the_page_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("modules", ["live, labkit.show.lab_source", "fabric_page, labkit.show.fabric_source"])
+def test_a_page_imports_nothing_heavy(modules: str) -> None:
     """Each visitor's kernel pays for every import."""
     code = (
-        "import sys, labkit.show.live, labkit.show.lab_source\n"
+        f"import sys, labkit.show.{modules}\n"
         "heavy = {'torch', 'plotly', 'pandas', 'pyarrow', 'transformers', 'rfc3987_syntax'} & set(sys.modules)\n"
         "sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)"
     )

@@ -38,6 +38,7 @@ function pickTopology(frame, told) {
     numCores: machine.num_cores ?? frame.lab?.machine.num_cores ?? 0,
     memory: machine.memory_bytes ?? null,
     numa: machine.numa_nodes ?? {},
+    host: machine.host ?? "",
     gpus: frame.lab?.machine.fabric.startsWith("nccl") ? (machine.gpus ?? []) : [],
     gpuLinks: machine.gpu_links ?? [],
     link: frame.link_between,
@@ -111,7 +112,7 @@ function nodeMarks(node, box, data, axes, t) {
   const marks = [
     s("rect", { x: box.x + 0.5, y: box.y + 0.5, width: box.width - 1, height: box.height - 1, rx: 10, class: "lk-node" }),
     label(box.x + INSIDE, box.y + 20, t("topology.node", { node: node.node, host: node.host }), { kind: "lk-strong" }),
-    label(box.x + INSIDE, box.y + 37, nodeFacts(data, box.width, t), { kind: "lk-muted lk-small" }),
+    label(box.x + INSIDE, box.y + 37, nodeFacts(node, data, box.width, t), { kind: "lk-muted lk-small" }),
   ];
   if (box.summary && inside.length) {
     marks.push(label(box.x + INSIDE, box.y + 56, `${t("topology.pairs", { n: inside.length })}: ${rangesOfPairs(inside)}`, {}));
@@ -123,14 +124,17 @@ function nodeMarks(node, box, data, axes, t) {
     y: box.y + NODE_HEAD + box.summary + box.arcs + Math.floor(i / box.columns) * rowHeight,
   }]));
   if (box.arcs) marks.push(...arcMarks(node, inside, places, step, t));
-  for (const rank of node.ranks) marks.push(...rankMarks(rank, places.get(rank), data, axes, t));
+  for (const rank of node.ranks) marks.push(...rankMarks(rank, places.get(rank), node, data, axes, t));
   return marks;
 }
 
-function nodeFacts(data, width, t) {
+/** Of the machine that the lab server runs on; what another one has is not known here. */
+function nodeFacts(node, data, width, t) {
+  if (node.host !== data.host) return "";
+  const isShared = data.nodes.filter((other) => other.host === node.host).length > 1;
   const parts = data.gpus.length
     ? [`${data.gpus.length} × ${data.gpus[0].name}`, data.memory == null ? "" : bytes(data.memory)]
-    : [t("topology.cores", { n: data.numCores }), data.memory == null ? "" : bytes(data.memory), numaText(data.numa, t)];
+    : [t(isShared ? "topology.cores_shared" : "topology.cores", { n: data.numCores }), data.memory == null ? "" : bytes(data.memory), numaText(data.numa, t)];
   const shown = parts.filter(Boolean);
   while (shown.length > 1 && textWidth(shown.join(" · "), 11) > width - 2 * INSIDE) shown.pop();
   return shown.join(" · ");
@@ -177,12 +181,12 @@ function linkLabel(pair, x, y, room) {
   ];
 }
 
-function rankMarks(rank, { x, y }, data, axes, t) {
+function rankMarks(rank, { x, y }, node, data, axes, t) {
   const left = x - RANK.width / 2;
   const marks = [
     s("rect", { x: left, y, width: RANK.width, height: RANK.height, rx: 6, class: "lk-rank" }),
     label(x, y + 19, t("rank", { rank }), { anchor: "middle", kind: "lk-strong" }),
-    label(x, y + 36, placeOf(rank, data, t), { anchor: "middle", kind: "lk-muted lk-small" }),
+    label(x, y + 36, placeOf(rank, node, data, t), { anchor: "middle", kind: "lk-muted lk-small" }),
   ];
   axes.forEach((axis, i) => {
     const groups = data.groups.filter((group) => group.axis === axis);
@@ -198,10 +202,11 @@ function rankMarks(rank, { x, y }, data, axes, t) {
 }
 
 /** What the rank has: a GPU of its own, or the cores that it may run on with its threads. */
-function placeOf(rank, data, t) {
+function placeOf(rank, node, data, t) {
   if (data.gpus.length) {
-    const gpu = data.gpus[rank % data.gpus.length];
-    return gpu.numa_node == null ? `GPU ${gpu.index}` : `GPU ${gpu.index} · NUMA ${gpu.numa_node}`;
+    const local = node.ranks.indexOf(rank);
+    const gpu = node.host === data.host ? data.gpus[local] : null;
+    return gpu?.numa_node == null ? `GPU ${local}` : `GPU ${local} · NUMA ${gpu.numa_node}`;
   }
   const cores = data.cores[rank];
   return cores ? t("topology.on_cores", { cores: spans(cores) }) : t("topology.threads", { n: data.threads });
@@ -233,7 +238,7 @@ function switchMarks(boxes, bottom, beside, data, width, t) {
 function topologyTable(data, t) {
   const head = ["", t("topology.node_head"), t("topology.place"), t("topology.groups_head")];
   const rows = data.nodes.flatMap((node) => node.ranks.map((rank) => [
-    t("rank", { rank }), `${node.node} (${node.host})`, placeOf(rank, data, t),
+    t("rank", { rank }), `${node.node} (${node.host})`, placeOf(rank, node, data, t),
     data.groups.filter((group) => group.ranks.includes(rank)).map((group) => `${group.axis.toUpperCase()} {${group.ranks.join(", ")}} ${group.fabric}`).join("; ") || "–",
   ]));
   const links = data.gpuLinks.map((link) => [
