@@ -48,6 +48,20 @@ class Source(Protocol):
         changes.
         """
 
+    def stored(self) -> list[dict[str, Any]]:
+        """Runs of the store that can be pinned (`labkit.lab.stored.StoredRun`); the same object until they change."""
+
+    def look_up(self) -> None:
+        """Somebody wants to choose from the stored runs: read the list anew."""
+
+    def pin(self, run_id: str) -> None:
+        """Show that stored run beside the current figures."""
+
+    def pin_current(self) -> None:
+        """Keep the current layout's samples, for differences to it; the page itself keeps the figures."""
+
+    def unpin(self) -> None: ...
+
     def start(self, wanted: Wanted) -> None: ...
 
     def change(self, wanted: Wanted) -> None: ...
@@ -85,7 +99,21 @@ class _Objective(Objective, tag="objective"):
     pass
 
 
-_Message = _Hello | _Ack | _Start | _Change | _Stop | _Objective
+class _LookUp(msgspec.Struct, tag="look_up"):
+    pass
+
+
+class _Pin(msgspec.Struct, tag="pin"):
+    """run_id: of a stored run; empty: the current layout."""
+
+    run_id: str = ""
+
+
+class _Unpin(msgspec.Struct, tag="unpin"):
+    pass
+
+
+_Message = _Hello | _Ack | _Start | _Change | _Stop | _Objective | _LookUp | _Pin | _Unpin
 
 
 class LayoutsPage(anywidget.AnyWidget):
@@ -95,6 +123,8 @@ class LayoutsPage(anywidget.AnyWidget):
     _css = (_HERE / "live.css").read_text(encoding="utf-8")
     choices = traitlets.Dict().tag(sync=True)
     """What can be chosen, and why not the rest: apart from the frames, because it is larger and hardly ever changes."""
+    stored: Any = traitlets.List().tag(sync=True)
+    """Stored runs to choose from; sent when somebody opens the list."""
     text = traitlets.Dict().tag(sync=True)
     languages = traitlets.Dict().tag(sync=True)
 
@@ -103,6 +133,7 @@ class LayoutsPage(anywidget.AnyWidget):
         self._source = source
         self._notice = ""
         self._shown_choices: dict[str, Any] = {}
+        self._shown_stored: list[dict[str, Any]] = []
         self._wishes = Wishes(self._carry_out, self._refused)
         self.publisher = Publisher(
             self._make_frame, self.send, rate_hz=rate_hz, silent_after_s=silent_after_s, on_silence=self._let_go
@@ -114,6 +145,9 @@ class LayoutsPage(anywidget.AnyWidget):
         choices = self._source.choices()
         if choices is not self._shown_choices:
             self.choices = self._shown_choices = choices
+        stored = self._source.stored()
+        if stored is not self._shown_stored:
+            self.stored = self._shown_stored = stored
         frame.notice = self._notice or frame.notice
         return to_message(frame)
 
@@ -141,8 +175,18 @@ class LayoutsPage(anywidget.AnyWidget):
             self._source.change(wish)
         elif isinstance(wish, _Objective):
             self._source.set_objective(Objective(wish.ttft_ms, wish.tpot_ms))
-        else:
+        elif isinstance(wish, _Stop):
             self._source.stop()
+        else:
+            self._look_back(wish)
+
+    def _look_back(self, wish: _Message) -> None:
+        if isinstance(wish, _Pin):
+            self._source.pin(wish.run_id) if wish.run_id else self._source.pin_current()
+        elif isinstance(wish, _Unpin):
+            self._source.unpin()
+        else:
+            self._source.look_up()
 
     def _refused(self, error: Exception) -> None:
         self._notice = str(error) or type(error).__name__
