@@ -18,10 +18,10 @@ export function crossingsPanel(ctx) {
   return new Panel(ctx, {
     id: "crossings",
     wanted: (frame) => remember(seen, frame),
-    pick: (frame) => ({ layout: frame.lab?.layout ?? "", marks: marksOf(seen, frame.lab?.layout) }),
+    pick: (frame) => ({ layout: frame.lab?.layout ?? "", marks: marksOf(seen, frame.lab?.layout), running: frame.role === "running" }),
     note: (_, t) => t("crossings.note"),
     legend: crossingsLegend,
-    empty: (data, t) => (data.marks.length ? "" : t("crossings.empty")),
+    empty: (data, t) => (data.marks.length ? "" : t(data.running ? "crossings.waiting" : "crossings.empty")),
     paint: paintCrossings,
     describe: (data, t) => `${t("crossings.title")}: ${data.marks.map((mark) => markText(mark, t)).join("; ")}`,
     table: crossingsTable,

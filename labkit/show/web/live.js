@@ -5,6 +5,7 @@
 // page says so and keeps asking.
 
 import { h, uniqueId } from "./dom.js";
+import { besidePanel } from "./beside.js";
 import { Controls } from "./controls.js";
 import { crossingsPanel } from "./crossings.js";
 import { expertsPanel } from "./experts.js";
@@ -16,6 +17,7 @@ import { memoryPanel, ownershipPanel, sharesPanel } from "./ranks.js";
 import { Banners, Head } from "./status.js";
 import { firstLanguage, makeText, store } from "./text.js";
 import { waterfallPanel } from "./waterfall.js";
+import { whyPanel } from "./why.js";
 
 const STALE_AFTER_MS = 4000;
 const ASK_EVERY_MS = 2500;
@@ -46,10 +48,12 @@ class LayoutsPage {
       languages: this.model.get("languages"),
       t: makeText(this.text, language),
       choices: () => this.model.get("choices"),
+      stored: () => this.model.get("stored") ?? [],
       send: (message) => this.send(message),
       setLanguage: (code) => this.setLanguage(code),
       onPause: () => this.togglePause(),
       onPin: () => this.togglePin(),
+      onStored: (runId) => this.pinStored(runId),
     };
   }
 
@@ -62,7 +66,7 @@ class LayoutsPage {
     this.panels = [
       ladderPanel(ctx, { id: "ttft", metric: "ttft_ms", step: 1, onObjective }),
       ladderPanel(ctx, { id: "tpot", metric: "tpot_ms", step: 0.5, onObjective }),
-      waterfallPanel(ctx), throughputPanel(ctx), ownershipPanel(ctx), inflightPanel(ctx), memoryPanel(ctx), kvPanel(ctx),
+      besidePanel(ctx), whyPanel(ctx), waterfallPanel(ctx), throughputPanel(ctx), ownershipPanel(ctx), inflightPanel(ctx), memoryPanel(ctx), kvPanel(ctx),
       sharesPanel(ctx), crossingsPanel(ctx), expertsPanel(ctx), poolsPanel(ctx), ganttPanel(ctx),
     ];
     const grid = h("div", { class: "lk-grid-panels" }, this.panels.map((panel) => panel.element));
@@ -78,6 +82,7 @@ class LayoutsPage {
     this.onChoices = () => this.schedule();
     this.model.on("msg:custom", this.onMessage);
     this.model.on("change:choices", this.onChoices);
+    this.model.on("change:stored", this.onChoices);
     document.addEventListener("visibilitychange", this.onVisibility);
     this.watch = setInterval(() => this.checkLife(), 500);
     this.observer = new ResizeObserver(() => this.measure());
@@ -89,6 +94,7 @@ class LayoutsPage {
     this.observer.disconnect();
     this.model.off("msg:custom", this.onMessage);
     this.model.off("change:choices", this.onChoices);
+    this.model.off("change:stored", this.onChoices);
     document.removeEventListener("visibilitychange", this.onVisibility);
   }
 
@@ -127,7 +133,7 @@ class LayoutsPage {
     if (!this.frame) return;
     this.head.show(this.frame);
     this.banners.show(this.frame, this.stale, this.paused);
-    this.controls.show(this.frame, { paused: this.paused, pinned: this.pin });
+    this.controls.show(this.frame, { paused: this.paused, pinned: this.ghost() });
     if (!this.paused) this.drawPanels();
     this.root.dataset.n = this.frame.run?.ttft_ms.n ?? 0;
     this.root.dataset.layout = this.frame.lab?.layout ?? "";
@@ -136,7 +142,8 @@ class LayoutsPage {
 
   /** Panels of axes that the layout does not use are hidden; a last one that would stand alone gets the whole row. */
   drawPanels() {
-    this.panels.forEach((panel) => panel.show(this.frame, this.pin));
+    const ghost = this.ghost();
+    this.panels.forEach((panel) => panel.show(this.frame, ghost));
     const shown = this.panels.filter((panel) => !panel.element.hidden && !panel.spec.wide);
     for (const panel of shown) panel.element.classList.toggle("lk-wide", shown.length % 2 === 1 && panel === shown.at(-1));
   }
@@ -173,10 +180,27 @@ class LayoutsPage {
     this.draw();
   }
 
+  /** What stands beside the current figures: a stored run, which comes with every frame, or a layout pinned here. */
+  ghost() {
+    const beside = this.frame?.beside;
+    if (!beside?.run_id) return this.pin;
+    const { run, at, recorder, memory, why } = beside;
+    return { run, at, recorder, why, name: run.layout_name, stored: true, lab: memory.length ? { memory } : null };
+  }
+
   togglePin() {
     const { frame } = this;
     const at = new Date().toLocaleTimeString([], { hour12: false });
-    this.pin = this.pin ? null : structuredClone({ run: frame.run, lab: frame.lab, name: frame.run.layout_name, at });
+    if (this.ghost()) return this.pinStored("");
+    this.pin = structuredClone({ run: frame.run, lab: frame.lab, why: frame.why, name: frame.run.layout_name, at });
+    this.send({ type: "pin" });
+    this.draw();
+  }
+
+  /** "": nothing is pinned any more. */
+  pinStored(runId) {
+    this.pin = null;
+    this.send(runId ? { type: "pin", run_id: runId } : { type: "unpin" });
     this.draw();
   }
 

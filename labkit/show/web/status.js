@@ -62,7 +62,8 @@ export class Head {
   drawBadge(frame, t) {
     const measured = frame.run?.ttft_ms.n > 0;
     this.badge.dataset.provenance = measured ? "measured" : "none";
-    put(this.badge, measured ? `● ${t("badge.measured", { at: frame.run.started_at })}` : `○ ${t("badge.none")}`);
+    const none = t(frame.role === "running" ? "badge.waiting" : "badge.none");
+    put(this.badge, measured ? `● ${t("badge.measured", { at: frame.run.started_at })}` : `○ ${none}`);
   }
 
   drawState(frame, t) {
