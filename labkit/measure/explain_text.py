@@ -72,11 +72,18 @@ def _grown(found: Explanation) -> list[str]:
 
 def as_html(found: Explanation) -> str:
     parts = [f"<p><b>{html.escape(found.label)}</b><br>{html.escape(found.steady['sentence'])}</p>"]
-    parts += [_html_waterfall(fall) for fall in found.waterfalls]
+    parts.append(_side_by_side([_html_waterfall(fall) for fall in found.waterfalls]))
     parts.append(_list([*map(str, found.verdicts), *_kinds(found), *_roofs(found)]))
-    if found.other:
-        parts += [as_html(found.other), "<p><b>What grew</b></p>", _list(_grown(found))]
-    return "".join(parts)
+    if not found.other:
+        return "".join(parts)
+    both = _side_by_side(["".join(parts), as_html(found.other)], "1 1 420px")
+    return f"{both}<p><b>What grew, from the first to the second</b></p>{_list(_grown(found))}"
+
+
+def _side_by_side(parts: list[str], width: str = "0 1 auto") -> str:
+    """As many beside each other as there is room for."""
+    inside = "".join(f'<div style="flex:{width};min-width:0">{part}</div>' for part in parts)
+    return f'<div style="display:flex;flex-wrap:wrap;gap:4px 32px">{inside}</div>'
 
 
 def _list(sentences: list[str]) -> str:
@@ -99,5 +106,5 @@ def _html_row(fall: Waterfall, name: str, value: float, before: float) -> str:
         f'<tr><th scope="row" style="{_CELL};font-weight:normal">{html.escape(name)}</th>'
         f'<td style="{_CELL};text-align:right">{value:.2f} ms</td>'
         f'<td style="{_CELL};text-align:right">{value / fall.total_ms:.0%}</td>'
-        f'<td style="{_CELL};width:320px">{bar}</td></tr>'
+        f'<td style="{_CELL};width:200px">{bar}</td></tr>'
     )

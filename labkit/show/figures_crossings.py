@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.layout import AXES, Layout
 from labkit.measure.crossings import Crossings, crossings
+from labkit.show.figures_places import SIDES, places
 from labkit.show.figures_style import COLOURS, GREY, HEIGHT, Series, compose, plotly, series_of
 
 if TYPE_CHECKING:
     from labkit.lab.run import Run
 
 _SHAPES = {"prefill": "square", "decode": "circle", "mixed": "diamond"}
-_SIDES = ("middle right", "middle left", "top center", "bottom center")
-"""Where each run's names stand, for runs often cross alike."""
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _PADDING = 0.6
 """Of a decade, left free around the marks."""
@@ -43,8 +42,11 @@ def crossings_figure(
     ys = [max(point.bytes_each, 1.0) for _, point in found]
     x_range, y_range = _range(xs), _range(ys)
     _add_equal_products(figure, x_range, y_range, per)
-    for (each, point), x, y in zip(found, xs, ys, strict=True):
-        _add_mark(figure, each, point, x, y, several=len(series) > 1)
+    names = [_name(each, point, several=len(series) > 1) for each, point in found]
+    shares = [(_share(x, x_range), _share(y, y_range)) for x, y in zip(xs, ys, strict=True)]
+    sides = places(shares, names, [each.index % len(SIDES) for each, _ in found])
+    for (each, point), x, y, name, side in zip(found, xs, ys, names, sides, strict=True):
+        _add_mark(figure, each, point, x, y, name, side)
     _add_phases(figure, found)
     figure.update_xaxes(type="log", range=x_range, dtick=1, title_text=f"crossings per {per}")
     ticks = [10.0**k for k in range(math.floor(y_range[0]), math.ceil(y_range[1]) + 1)]
@@ -70,7 +72,15 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(logs) - _PADDING, max(logs) + _PADDING
 
 
-def _add_mark(figure: Any, each: Series, point: Crossings, x: float, y: float, several: bool) -> None:
+def _share(value: float, ends: tuple[float, float]) -> float:
+    return (math.log10(value) - ends[0]) / (ends[1] - ends[0])
+
+
+def _name(each: Series, point: Crossings, several: bool) -> str:
+    return f"{point.axis.upper()} {each.label}" if several else point.axis.upper()
+
+
+def _add_mark(figure: Any, each: Series, point: Crossings, x: float, y: float, name: str, side: str) -> None:
     axis = point.axis.upper()
     recorded = "-open" if each.provenance == "recorded" else ""
     figure.add_trace(
@@ -78,8 +88,8 @@ def _add_mark(figure: Any, each: Series, point: Crossings, x: float, y: float, s
             x=[x],
             y=[y],
             mode="markers+text",
-            text=[f"{axis} {each.label}" if several else axis],
-            textposition=_SIDES[each.index % len(_SIDES)],
+            text=[name],
+            textposition=side,
             name=f"{each.label}: {axis} {point.phase}",
             showlegend=False,
             cliponaxis=False,

@@ -216,7 +216,7 @@ def why(scale: float = 1.0) -> r.Why:
             scaled = {name: value * times for name, value in parts.items()}
             falls.append(r.Waterfall(figure, q, scaled, sum(scaled.values()), 240, q == 95))
             kind = "cannot tell" if q == 95 else "queue-bound" if figure == "ttft" else "bandwidth-bound"
-            sentence = "Of 110.7 ms: queue 36%, compute 47%. It waits for 3.1 steps; the ranks are idle 12% of the time."
+            sentence = "Of 110.7 ms: queue 36%, compute 47%. It waits for 3.1 steps; the ranks are idle 12%."
             reasons.append(r.Reason(figure, q, kind, sentence))
     return r.Why(falls, reasons)
 
