@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 WIDTH = 40
 """Characters of a waterfall."""
 _SHOWN = 0.005
-_CELL = "padding:1px 10px 1px 0;text-align:left;vertical-align:middle"
+_CELL = "padding:1px 10px 1px 0;text-align:left;vertical-align:middle;white-space:nowrap"
 
 
 def as_text(found: Explanation) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.measure.breakdown import phase_of
+from labkit.measure.records import StepRecord
 from labkit.measure.trace import RANKS, chrome_trace
 from labkit.show import figures_panels as panels
 from labkit.show.figures_pipeline import stretch_of
@@ -25,28 +26,42 @@ _NOTE = "White: the rank had no step. The same instants as run.save(path, 'trace
 
 
 def trace_events(run: Run, num_steps: int, phase: str = "") -> list[dict[str, Any]]:
-    """Slices {kind, rank, start_ms, ms, told} of `num_steps` steps from the middle of the run, from the first on.
+    """Slices {kind, rank, start_ms, ms, told} from the start of a step in the middle of the run to the end of the last
+    of the `num_steps` from it on, of all ranks.
 
-    Only steps of `phase`, where it is given and there are any. ValueError for a run without steps.
+    phase: of that step, where the run has any. ValueError for a run without steps.
     """
-    mine = [step for step in run.step_records if not phase or phase_of(step) == phase] or run.step_records
-    start, end = stretch_of(mine, num_steps)
-    shown = [step for step in mine if start <= min(step.rank_start_ns) and max(step.rank_end_ns) <= end]
-    rows = run.collectives
-    keys = {(step.epoch, step.step_id) for step in shown}
+    start, end = _stretch(run.step_records, num_steps, phase)
+    shown = [step for step in run.step_records if min(step.rank_start_ns) < end and max(step.rank_end_ns) > start]
+    rows, keys = run.collectives, {(step.epoch, step.step_id) for step in shown}
     if len(rows):
         rows = rows[[key in keys for key in zip(rows["epoch"], rows["step_id"], strict=True)]]
-    events = [e for e in chrome_trace(shown, rows)["traceEvents"] if e["ph"] == "X" and e["pid"] == RANKS]
-    found, calls = [], {}
-    for event in events:
+    trace = chrome_trace(shown, rows)
+    offset_us = (trace["otherData"]["origin_ns"] - start) / 1e3
+    found: list[dict[str, Any]] = []
+    calls: dict[int, str] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] != "X" or event["pid"] != RANKS:
+            continue
         if event["cat"].startswith("collective"):
             calls[event["tid"]] = event["name"]
             continue
-        kind = "compute" if event["cat"].startswith("step") else event["name"]
-        told = f"{event['name']} step" if kind == "compute" else f"{calls.get(event['tid'], '')}: {kind}"
-        found.append({"kind": kind, "rank": event["tid"], "start_ms": event["ts"] / 1e3, "ms": event["dur"] / 1e3,
-                      "told": told})  # fmt: skip
+        begin = max(0.0, event["ts"] + offset_us)
+        length = min((end - start) / 1e3, event["ts"] + offset_us + event["dur"]) - begin
+        if length > 0:
+            kind = "compute" if event["cat"].startswith("step") else event["name"]
+            told = f"{event['name']} step" if kind == "compute" else f"{calls.get(event['tid'], '')}: {kind}"
+            found.append(
+                {"kind": kind, "rank": event["tid"], "start_ms": begin / 1e3, "ms": length / 1e3, "told": told}
+            )
     return found
+
+
+def _stretch(steps: Sequence[StepRecord], num_steps: int, phase: str) -> tuple[int, int]:
+    """Replicas step beside each other: counted are those of one, which has a step of that phase."""
+    mine = [step for step in steps if not phase or phase_of(step) == phase] or list(steps)
+    replica = mine[len(mine) // 2].replica if mine else 0
+    return stretch_of([step for step in steps if step.replica == replica], num_steps, phase)
 
 
 def timeline_figure(runs: Runs, title: str = "What the ranks did", *, num_steps: int = 2, phase: str = "decode") -> Any:

@@ -28,7 +28,7 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sta
 {module_as_const}
 const handlers = {{}};
 window.sent = [];
-window.traits = {{text: {text}, languages: {languages}, choices: {choices}}};
+window.traits = {{stored: {stored}, text: {text}, languages: {languages}, choices: {choices}}};
 const model = {{
   get: (name) => window.traits[name],
   on: (event, handler) => (handlers[event] ??= []).push(handler), off: (event) => {{ delete handlers[event]; }},
@@ -55,6 +55,7 @@ def html(theme: str = "light", choices: dict[str, Any] | None = None) -> str:
         choices=json.dumps(synthetic.choices() if choices is None else choices, ensure_ascii=False),
         text=json.dumps(catalogues(), ensure_ascii=False),
         languages=json.dumps(LANGUAGES, ensure_ascii=False),
+        stored=json.dumps(synthetic.stored(), ensure_ascii=False),
     )
 
 

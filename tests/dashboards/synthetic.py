@@ -126,6 +126,15 @@ def crossings(*axes: str, scale: float = 1.0) -> list[a.Crossing]:
     return found
 
 
+def crossings_that_crowd() -> list[a.Crossing]:
+    """Five axes that cross alike: their marks lie on each other, and their names must not."""
+    return [
+        a.Crossing(axis, phase, per_s * (1 + 0.03 * i), size * (1 + 0.05 * i), [a.CrossingOp("sum", per_s, size)])
+        for i, axis in enumerate(("tp", "ep", "pp", "pcp", "dcp"))
+        for phase, per_s, size in (("prefill", 70.0, 180_000.0), ("decode", 900.0, 4_100.0))
+    ]
+
+
 def gantt(pp: int, num_replicas: int = 1, num_steps: int = 24) -> a.Gantt:
     rows = []
     for replica in range(num_replicas):

@@ -1,7 +1,7 @@
 // The current figures against what is pinned: each percentile's difference with its interval, and whatever else than
 // the layout differs. An interval that holds 0 is drawn hollow: that comparison cannot tell.
 
-import { h, label, s, widest } from "./dom.js";
+import { fitted, h, label, s, widest } from "./dom.js";
 import { Panel, makeTable, pinKey, pinOf } from "./panel.js";
 import { roundUp } from "./scale.js";
 import { digits, milliseconds } from "./text.js";
@@ -54,10 +54,11 @@ function paintDifferences(panel, svg, data, width) {
   const known = rows.filter((row) => row.low_ms != null && row.then_ms > 0);
   const end = roundUp(Math.max(0.1, ...known.flatMap((row) => [Math.abs(share(row, row.low_ms)), Math.abs(share(row, row.high_ms))])));
   const changes = rows.map(changeText);
-  const verdicts = rows.map((row) => t(`beside.${row.verdict.replace(" ", "_")}`));
+  const isNarrow = width < 420; // a phone has the verdict from the mark (hollow: cannot tell) and from the table
+  const verdicts = rows.map((row) => isNarrow ? "" : t(`beside.${row.verdict.replace(" ", "_")}`));
   const intervals = width > 620 ? rows.map((row) => intervalText(row, t)) : rows.map(() => "");
   const x0 = widest(rows.map(rowName), 13) + 14;
-  const right = { verdict: width - 2, interval: width - widest(verdicts) - 16 };
+  const right = { verdict: width - 2, interval: isNarrow ? width - 2 : width - widest(verdicts) - 16 };
   right.change = right.interval - (width > 620 ? widest(intervals) + 14 : 0);
   const plot = { x0, x1: right.change - widest(changes, 13, 600) - 14 };
   const x = (value) => plot.x0 + ((value + end) / (2 * end)) * (plot.x1 - plot.x0);
@@ -101,11 +102,12 @@ function intervalMarks(row, x, y) {
 }
 
 function shareAxis(end, x, bottom, plot, t, data) {
+  const narrow = plot.x1 - plot.x0 < 180; // two words stand there, and three would meet
   const marks = [-end, 0, end].flatMap((value) => [
     s("line", { x1: x(value), x2: x(value), y1: 0, y2: bottom + 2, class: value ? "lk-grid" : "lk-rule" }),
-    label(x(value), bottom + 16, shareTick(value), { anchor: value < 0 ? "start" : value > 0 ? "end" : "middle", kind: "lk-muted" }),
-  ]);
-  const text = t("beside.axis", { name: data.pinned?.name ?? "" });
+    narrow && value === 0 ? null : label(x(value), bottom + 16, shareTick(value), { anchor: value < 0 ? "start" : value > 0 ? "end" : "middle", kind: "lk-muted" }),
+  ]).filter(Boolean);
+  const text = fitted(t("beside.axis", { name: data.pinned?.name ?? "" }), 2 * Math.min(plot.x0, plot.x1) + plot.x1 - plot.x0);
   return [...marks, label((plot.x0 + plot.x1) / 2, bottom + 34, text, { anchor: "middle", kind: "lk-muted" })];
 }
 
