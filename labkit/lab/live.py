@@ -248,7 +248,7 @@ class LiveSession:
     def _answers(self, state: dict[str, Any]) -> dict[str, Any]:
         """explanation and steady, with `age_s` of the instant since when it is."""
         holding = self._holding
-        if holding is None:
+        if holding is None or not state:
             return {"explanation": None, "steady": None}
         with self._lock:
             rows = [record for record in self._recent if record.scheduled_ns >= self.window.since_ns]

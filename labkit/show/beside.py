@@ -184,9 +184,11 @@ def _dtype(environment: Mapping[str, Any]) -> str:
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
+    """A CPU has no name that all engines would give it: its host and cores tell it."""
     if not environment:
         return ""
-    return f"{environment['host']}, {environment['device']}, {environment['num_cores']} cores"
+    device = "cpu" if environment.get("backend") == "cpu" else environment["device"]
+    return f"{environment['host']}, {device}, {environment['num_cores']} cores"
 
 
 def _load(load: Mapping[str, Any]) -> str:

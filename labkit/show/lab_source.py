@@ -7,6 +7,7 @@ line and meanwhile see what the server says of itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import msgspec
 
 from labkit.lab.lab import connect
 from labkit.lab.live import LiveSession
+from labkit.lab.roofs import is_quiet, machine_roofs
 from labkit.lab.run import open_store
 from labkit.lab.stored import stored_runs
 from labkit.measure import metrics
@@ -43,6 +45,7 @@ class LabSource:
         self._choices: dict[str, Any] = {}
         self._stored: list[dict[str, Any]] = []
         self._pinned: Pinned | None = None
+        self._asked_roofs: LiveSession | None = None
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,6 +76,8 @@ class LabSource:
                 self._drop(session)
             if self._session is None:
                 self._connect(closed)
+            elif session is not None:
+                self._learn_roofs(session)
             closed.wait(LOOK_EVERY_S)
 
     def _drop(self, session: LiveSession) -> None:
@@ -97,6 +102,21 @@ class LabSource:
                 return
             self._session, self._link, self._why = session, "connected", ""
             self._choices = choices
+
+    def _learn_roofs(self, session: LiveSession) -> None:
+        """For the verdicts, once: whether products or memory hold a step up. Kept ones at once, new ones only while
+        nobody measures and the machine has nothing else to do.
+        """
+        state = session.watch.state
+        if session is self._asked_roofs or not state:
+            return
+        with contextlib.suppress(ServerError, OSError):  # gone meanwhile: the next connection asks anew
+            found = machine_roofs(
+                state.get("environment") or {}, lambda: is_quiet() and session.client.state()["holder"] is None
+            )
+            session.answers.roofs = found
+            if found or (state.get("environment") or {}).get("backend") != "cpu":
+                self._asked_roofs = session
 
     # ---- what a visitor wants
 

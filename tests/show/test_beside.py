@@ -34,7 +34,7 @@ AIPERF = [
 ]
 SNAPSHOT = {
     "state": {"model": "lab-30m", "layout": "tp2", "dtype": "float32",
-              "environment": {"host": "here", "device": "cpu", "num_cores": 2}},
+              "environment": {"host": "here", "backend": "cpu", "device": "cpu", "num_cores": 2}},
     "run": {"workload": "chat", "rate": 4.1, "layout": "tp2"},
 }  # fmt: skip
 
@@ -99,6 +99,15 @@ def test_another_rate_and_another_workload_are_named():
     differing = [row.name for row in conditions(summary, SNAPSHOT) if row.same is False]
     assert differing == ["workload", "rate", "machine"]
     assert conditions({**summary, "concurrency": 8}, SNAPSHOT)[3].there == "8 in flight"
+
+
+def test_a_cpu_is_the_same_under_whatever_name_an_engine_gives_it():
+    theirs = {"host": "here", "backend": "cpu", "device": "x86_64", "num_cores": 2}
+    found = {row.name: row.same for row in conditions({"environment": theirs, "engine": None}, SNAPSHOT)}
+    assert found["machine"] is True
+    gpu = {name: row.same for row in conditions({"environment": {**theirs, "backend": "cuda", "device": "H200"},
+                                                 "engine": None}, SNAPSHOT) for name in [row.name]}  # fmt: skip
+    assert gpu["machine"] is False
 
 
 def test_whose_server_it_was():
