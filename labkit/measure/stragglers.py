@@ -18,7 +18,8 @@ KEYS = ["epoch", "group_id", "seq"]
 
 
 def stragglers(rows: pd.DataFrame) -> pd.DataFrame:
-    """By axis, phase and rank: `times_last` of `of`, `share`, and how far behind the one before it (`behind_us`, p50).
+    """By axis, phase and rank: `times_last` of the `of` that it took part in, `share`, and how far behind the one
+    before it (`behind_us`, p50).
 
     rows: as `Run.collectives` has them. Groups of one member are none.
     """
@@ -30,8 +31,9 @@ def stragglers(rows: pd.DataFrame) -> pd.DataFrame:
     both["behind_us"] = (both["enter_ns"] - both["before_ns"]) / 1e3
     by = ["axis", "phase", "rank"]
     found = both.groupby(by, observed=True)["behind_us"].agg(times_last="size", behind_us="median").reset_index()
-    of = both.groupby(by[:2], observed=True).size().rename("of").reset_index()
-    found = found.merge(of, on=by[:2])
+    part = calls.merge(both[KEYS], on=KEYS)  # an axis may have several groups: a rank is late only to its own
+    of = part.groupby(by, observed=True).size().rename("of").reset_index()
+    found = found.merge(of, on=by)
     found["share"] = found["times_last"] / found["of"]
     return found.sort_values(["axis", "phase", "share"], ascending=[True, True, False], ignore_index=True)
 

@@ -41,10 +41,11 @@ def crossings_figure(
     xs = [point.num_per(per) for _, point in found]
     ys = [max(point.bytes_each, 1.0) for _, point in found]
     x_range, y_range = _range(xs), _range(ys)
-    _add_equal_products(figure, x_range, y_range, per)
+    line_names = _add_equal_products(figure, x_range, y_range, per)
     names = [_name(each, point, several=len(series) > 1) for each, point in found]
     shares = [(_share(x, x_range), _share(y, y_range)) for x, y in zip(xs, ys, strict=True)]
-    sides = places(shares, names, [each.index % len(SIDES) for each, _ in found])
+    lines = [(_share(end, x_range), _share(size, y_range), "top left", text) for end, size, text in line_names]
+    sides = places(shares, names, [each.index % len(SIDES) for each, _ in found], lines)
     for (each, point), x, y, name, side in zip(found, xs, ys, names, sides, strict=True):
         _add_mark(figure, each, point, x, y, name, side)
     _add_phases(figure, found)
@@ -112,12 +113,18 @@ def _add_phases(figure: Any, found: Sequence[tuple[Series, Crossings]]) -> None:
             figure.add_trace(plotly().Scatter(x=[None], y=[None], mode="markers", name=phase, marker=marker))
 
 
-def _add_equal_products(figure: Any, x_range: tuple[float, float], y_range: tuple[float, float], per: str) -> None:
-    """Lines of equal times × bytes, a decade apart, named where they leave the frame at the bottom or the right."""
+def _add_equal_products(
+    figure: Any, x_range: tuple[float, float], y_range: tuple[float, float], per: str
+) -> list[tuple[float, float, str]]:
+    """Lines of equal times × bytes, a decade apart, named where they leave the frame at the bottom or the right:
+    returns where, and the names.
+    """
+    named = []
     for power in range(math.ceil(x_range[0] + y_range[0]), math.floor(x_range[1] + y_range[1]) + 1):
         left, right = max(x_range[0], power - y_range[1]), min(x_range[1], power - y_range[0])
         if right - left < _SHORTEST:
             continue
+        named.append((10**right, 10 ** (power - right), f"{size_text(10.0**power)} per {per}"))
         figure.add_trace(
             plotly().Scatter(
                 x=[10**left, 10**right],
@@ -133,6 +140,7 @@ def _add_equal_products(figure: Any, x_range: tuple[float, float], y_range: tupl
                 name=f"{size_text(10.0**power)} per {per}",
             )
         )
+    return named
 
 
 def _notes(series: Sequence[Series], found: Sequence[tuple[Series, Crossings]], per: str) -> list[str]:

@@ -16,20 +16,26 @@ Box = tuple[float, float, float, float]
 
 
 def places(
-    points: Sequence[tuple[float, float]], names: Sequence[str], first: Sequence[int] | None = None
+    points: Sequence[tuple[float, float]],
+    names: Sequence[str],
+    first: Sequence[int] | None = None,
+    fixed: Sequence[tuple[float, float, str, str]] = (),
 ) -> list[str]:
     """plotly's `textposition` of each name; points: shares of the plot's width and height, from its lower left corner.
 
-    first: index in SIDES of the side that is tried first for each. Where nothing is free, the side with least overlap.
+    first: index in SIDES of the side that is tried first for each.
+    fixed: (x, y, side, text) of what stands already.
+    Where nothing is free, the side with least overlap is taken.
     """
     centres = [(x * PLOT_WIDTH, (1 - y) * PLOT_HEIGHT) for x, y in points]
     taken: list[Box] = [(x - MARK / 2, y - MARK / 2, x + MARK / 2, y + MARK / 2) for x, y in centres]
+    standing = [_box(side, x * PLOT_WIDTH, (1 - y) * PLOT_HEIGHT, CHARACTER * len(text)) for x, y, side, text in fixed]
     found = []
     for index, ((x, y), name) in enumerate(zip(centres, names, strict=True)):
         start = first[index] if first else 0
         order = [SIDES[start], *(side for side in SIDES if side != SIDES[start])]
         boxes = {side: _box(side, x, y, CHARACTER * len(name)) for side in order}
-        others = [box for at, box in enumerate(taken) if at != index]
+        others = [box for at, box in enumerate(taken) if at != index] + standing
         best = min(order, key=lambda side: sum(_overlap(boxes[side], box) for box in others) + _outside(boxes[side]))
         taken.append(boxes[best])
         found.append(best)

@@ -14,6 +14,9 @@ from labkit.measure.stragglers import KEYS, stragglers
 from labkit.server.client import ServerError
 from labkit.teach.html import Table
 
+MOST_RANKS = 4
+"""Of an axis: those that are last most often."""
+
 
 def last_table(runs: Mapping[str, Run], phase: str = "decode", axis: str = "") -> Table:
     """Who was last to the collectives of that phase, how often and by how much, for each run and axis; `even` is what
@@ -36,6 +39,7 @@ def last_table(runs: Mapping[str, Run], phase: str = "decode", axis: str = "") -
 
 def _last(calls: Any) -> list[list[str]]:
     found = stragglers(calls)
+    found = found.groupby("axis", sort=False, observed=True).head(MOST_RANKS)
     sizes = calls.groupby([*KEYS, "axis"], observed=True).size().groupby("axis", observed=True).max()
     return [
         [str(row.axis).upper(), str(row.rank), f"{row.share:.0%} of {row.of:,}", f"{1 / int(sizes[row.axis]):.0%}",

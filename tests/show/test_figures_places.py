@@ -28,3 +28,7 @@ def test_a_lone_mark_has_its_name_on_the_right_and_one_at_the_edge_on_the_left()
     assert fp.places([(0.5, 0.5)], ["TP"]) == ["middle right"]
     assert fp.places([(0.999, 0.5)], ["TP2×EP2"]) == ["middle left"]
     assert fp.places([(0.5, 0.5)], ["TP"], [1]) == ["middle left"]
+
+
+def test_a_name_keeps_clear_of_what_stands_already():
+    assert fp.places([(0.5, 0.5)], ["TP"], fixed=[(0.55, 0.5, "middle center", "10 kB per token")]) != ["middle right"]
