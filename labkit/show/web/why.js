@@ -80,7 +80,7 @@ function paintGroup(panel, svg, data, figure, { left, top, width }) {
     y += BAR_HEIGHT + (data.pinned ? GHOST_HEIGHT + 18 : 12);
   });
   for (const tick of ticks(end, 3)) {
-    svg.append(s("line", { x1: x(tick), x2: x(tick), y1: top + GROUP_TOP - 4, y2: y - 4, class: "lk-grid" }));
+    svg.prepend(s("line", { x1: x(tick), x2: x(tick), y1: top + GROUP_TOP - 4, y2: y - 4, class: "lk-grid" })); // under the bars
     if (x(tick) < x(end) - 1 || tick === 0) svg.append(label(x(tick), y + 11, tick === 0 ? "0" : milliseconds(tick).replace(".0 ms", " ms"), { anchor: tick ? "middle" : "start", kind: "lk-muted" }));
   }
   return y + 18;
