@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from labkit.lab.bench import BenchPlan, marks, measure, summary
+from labkit.lab.bench import Benchmark, BenchPlan, marks, measure, summary
 from labkit.layout import Layout, StepShape
 from labkit.measure.collectives import BOTH_PLACES, OPS, row
 
@@ -37,9 +37,27 @@ def test_each_group_of_an_axis_has_its_own_row() -> None:
     assert not any(row["wrong"] for row in rows)
 
 
-def test_a_wrong_answer_is_caught() -> None:
-    rows = bench("tp2", module="tests.cluster.lying_worker", num_bytes=(4096,))
+def test_a_wrong_answer_is_caught_and_a_wrong_message_in_its_pair() -> None:
+    async def ask() -> tuple[list[dict], list[dict]]:
+        plan = BenchPlan(Layout(tp=2), **{**QUICK, "num_bytes": (4096,)}, module="tests.cluster.lying_worker")
+        async with Benchmark(plan) as ranks:
+            return await ranks.rows(), await ranks.pairs()
+
+    rows, (pair,) = asyncio.run(ask())
     assert [row["wrong"] for row in rows] == [1, 1]
+    assert pair["wrong"] == 4, "rank 1's answer in each of the four questions"
+
+
+@pytest.mark.slow
+def test_a_plain_timed_loop_agrees() -> None:
+    """By the quickest rounds, which other processes spoil least: a wrong unit, factor or clock is off by far more."""
+    words = [sys.executable, "benchmarks/bench_agrees.py", "--turns", "3", "--sizes", "65536,1048576"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])["rows"]
+    quickest = [each for each in told if each["statistic"] == "min_us"]
+    assert len(quickest) == 4
+    for each in quickest:
+        assert abs(each["ratio"] - 1) <= max(0.25, each["noise"]), each
 
 
 def test_the_models_messages_are_marked_on_the_lines() -> None:
@@ -68,6 +86,15 @@ def test_the_command_ends_with_one_json_line() -> None:
     found = json.loads(line)
     assert {(row["op"], row["bytes"]) for row in found["rows"]} == {("all_reduce", size) for size in (64, 256, 1024)}
     assert found["wrong"] == 0 and found["fits"] and found["marks"]
+
+
+def test_every_two_ranks_and_one_json_line() -> None:
+    done = ask("--ranks", "3", "--pairs", "--device", "cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert [(row["a"], row["b"]) for row in found["pairs"]] == [(0, 1), (0, 2), (1, 2)] and found["wrong"] == 0
+    assert all(row["latency_us"] > 0 < row["bandwidth_gb_s"] and row["fabric"] == "shm" for row in found["pairs"])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from labkit.lab.watching import Watch
 from labkit.load.driver import DriverProcess
 from labkit.load.workload import load_workload
 from labkit.measure.breakdown import handoff_figures
+from labkit.measure.clocks import uncertainty_ms
 from labkit.measure.crossing_meter import CrossingMeter, Crossings
 from labkit.measure.experts import ExpertMeter
 from labkit.measure.gantt import StageGantt
@@ -230,8 +231,10 @@ class LiveSession:
         """Anew once a second: a picture that changed with every frame could not be read."""
         at, found = self._stages
         if time.monotonic() - at > _GANTT_EVERY_S:
+            clock_ms = uncertainty_ms((self.watch.state or {}).get("clocks")) or None
             with self._lock:
                 found = self.gantt.snapshot()
+                found = found and {**found, "clock_ms": clock_ms}
                 self._stages = (time.monotonic(), found)
         return found
 

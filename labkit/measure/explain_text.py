@@ -6,6 +6,7 @@ import html
 from typing import TYPE_CHECKING
 
 from labkit.measure.binding import Waterfall
+from labkit.measure.clocks import clock_sentences
 
 if TYPE_CHECKING:
     from labkit.measure.explain import Explanation
@@ -21,7 +22,7 @@ def as_text(found: Explanation) -> str:
     lines = [found.label, found.steady["sentence"]]
     for fall in found.waterfalls:
         lines += ["", _title(fall), *(_bar(fall, *row) for row in _rows(fall))]
-    lines += ["", *map(str, found.verdicts), *_kinds(found), *_roofs(found)]
+    lines += ["", *map(str, found.verdicts), *_kinds(found), *_roofs(found), *clock_sentences(found.clocks)]
     if found.other:
         lines += ["", "Against it:", "", as_text(found.other), "", "What grew:", *_grown(found)]
     return "\n".join(lines)
@@ -78,7 +79,8 @@ def as_html(found: Explanation, ends: Ends | None = None) -> str:
     ends = ends or _ends(found)
     parts = [f"<p><b>{html.escape(found.label)}</b><br>{html.escape(found.steady['sentence'])}</p>"]
     parts.append(_side_by_side([_html_waterfall(fall, ends[fall.title]) for fall in found.waterfalls]))
-    parts.append(_list([*map(str, found.verdicts), *_kinds(found), *_roofs(found)]))
+    told = [*_kinds(found), *_roofs(found), *clock_sentences(found.clocks)]
+    parts.append(_list([*map(str, found.verdicts), *told]))
     if not found.other:
         return "".join(parts)
     both = _side_by_side(["".join(parts), as_html(found.other, ends)], "1 1 420px")

@@ -88,7 +88,7 @@ class LabSource:
     def _connect(self, closed: threading.Event) -> None:
         try:
             lab = connect(self._url, self._token, start=False)
-            session = lab.live(client=f"a page of {_user()}", objective=_asked(self._objective))
+            session = lab.live(client=f"a page of {user_name()}", objective=_asked(self._objective))
             session.window.seconds = WINDOW_S
             session.open()
             choices = lab.client.choices()
@@ -191,7 +191,8 @@ class LabSource:
         return frame
 
 
-def _user() -> str:
+def user_name() -> str:
+    """How a visitor is called in front of others."""
     return os.environ.get("JUPYTERHUB_USER") or os.environ.get("USER") or f"process {os.getpid()}"
 
 

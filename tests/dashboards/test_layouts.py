@@ -3,82 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_server import LabServer
 from playwright.sync_api import Page
-from voila_server import DASHBOARDS, VoilaServer
+from voila_server import VoilaServer
 
 from labkit.lab.importing import import_results
 
 pytestmark = [pytest.mark.browser, pytest.mark.engine]
 
 
-class LabServer:
-    """`labkit serve` with its ranks, in a runtime folder that the pages look into."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "labkit.cli", "serve", "--model", "lab-5m", "--ranks", "2"]
-        with self._log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [*command, "--memory-per-rank", "256MiB"], stdout=subprocess.PIPE, stderr=sink
-            )
-        assert self.process.stdout is not None
-        self.door = json.loads(self.process.stdout.readline())
-
-    def post(self, path: str, **body: Any) -> None:
-        headers = {"Authorization": f"Bearer {self.door['token']}", "Content-Type": "application/json"}
-        request = urllib.request.Request(self.door["url"] + path, json.dumps(body).encode(), headers)
-        urllib.request.urlopen(request, timeout=30).close()
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(30)
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A runtime folder and a home of this module's own."""
-    folder = tmp_path_factory.mktemp("lab")
-    (folder / "runtime").mkdir(mode=0o700)
-    before = {name: os.environ.get(name) for name in ("LABKIT_RUNTIME", "LABKIT_HOME")}
-    os.environ.update(LABKIT_RUNTIME=str(folder / "runtime"), LABKIT_HOME=str(folder))
-    yield folder
-    for name, value in before.items():
-        os.environ.update({name: value}) if value else os.environ.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def lab(places: Path) -> Iterator[LabServer]:
-    server = LabServer(places / "serve.log")
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def voila(places: Path) -> Iterator[VoilaServer]:
-    server = VoilaServer(DASHBOARDS / "layouts.ipynb", places / "voila.log")
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def page(voila: VoilaServer, visit: Any) -> Iterator[Page]:
     made = visit().page
-    made.goto(voila.url, wait_until="commit")
+    made.goto(voila.page("layouts.ipynb"), wait_until="commit")
     made.wait_for_selector(".lk[data-seq]", timeout=60_000)
     yield made
     made.close(run_before_unload=True)
@@ -226,7 +170,7 @@ def test_two_visitors_queue_and_see_each_other(page: Page, voila: VoilaServer, l
     start(page, 2)
     page.wait_for_selector('.lk[data-role="running"]', timeout=30_000)
     other = visit(800).page
-    other.goto(voila.url, wait_until="commit")
+    other.goto(voila.page("layouts.ipynb"), wait_until="commit")
     wait_for_holder(other, "holds the ranks", 60)
     other.get_by_role("button", name="Start").click()
     wait_for_holder(other, "You are number 1 in the queue")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from labkit.show.frame import LayoutsFrame, Objective, to_message
-from labkit.show.live import LayoutsPage, Wanted, Wishes
+from labkit.show.live import LayoutsPage, Wanted
+from labkit.show.page import Wishes
 
 WISH = {"layout": "tp2", "workload": "chat", "rate": 4, "router": "least-work", "admission": "labkit"}
 

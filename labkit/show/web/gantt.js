@@ -15,7 +15,7 @@ export function ganttPanel(ctx) {
     wide: true,
     wanted: (frame) => /(?:^|[x:])pp\d/.test(frame.lab?.layout ?? ""),
     pick: (frame) => frame.gantt ?? { span_ms: 0, rows: [] },
-    note: (data, t) => (data.rows.length ? t("gantt.note", { span: milliseconds(data.span_ms), n: data.rows[0].bars.length }) : ""),
+    note: (data, t) => (data.rows.length ? t("gantt.note", { span: milliseconds(data.span_ms), n: data.rows[0].bars.length }) + clocks(data, t) : ""),
     legend: (_, t) => [...KINDS.map((kind) => key(`lk-share-${kind}`, t(`gantt.${kind}`))), h("span", {}, t("gantt.schematic"))],
     empty: (data, t) => (data.rows.length ? "" : t("gantt.empty")),
     paint: paintGantt,
@@ -79,6 +79,11 @@ function stageRow(row, data, y, x, { x0, x1, width, name }, t) {
     });
   }
   return marks;
+}
+
+/** Stages on several hosts are placed by clocks that agree only so far. */
+function clocks(data, t) {
+  return data.clock_ms ? `; ${t("gantt.clock", { ms: milliseconds(data.clock_ms) })}` : "";
 }
 
 function ganttTable(data, t) {
