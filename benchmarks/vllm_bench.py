@@ -2,8 +2,10 @@
 
 The server is started as `labkit run --engine vllm` starts it, without a prefix cache, since both clients send the same
 prompts. Greedy, 128 tokens in and 64 out; both clients have the same place in the system's line for the cores. A round
-is one run of either, and who goes first changes every round. With --known-schedule both are held against the C server
-that logs its own instants instead, which tells whose clock is true. Prints a table, and one JSON line last.
+is one run of either, and who goes first changes every round; with --together both run at once, each with the whole
+load, so that whatever else the machine does is done to both. With --known-schedule both are held against the C server
+that logs its own instants instead, which tells whose clock is true. The Python needs vLLM with its `bench` extra.
+Prints a table, and one JSON line last.
 
     python benchmarks/vllm_bench.py --python PATH/TO/PYTHON/WITH/VLLM [--layouts tp1 tp2] [--loads 1 4 2/s] [--rounds 6]
 """
@@ -53,7 +55,11 @@ class Pair:
         """Shape (2 clients, 2 figures, requests), ours first; SystemExit where they did not send the same prompts."""
         spec = self.spec(target, load, self.args.requests, OUTPUT_TOKENS)
         result = self.folder / f"{name}-{turn}.json"
-        if turn % 2:
+        if self.args.together:
+            found: list = []
+            theirs, b = self.vllm.run(spec, load, dialect, result, lambda: found.append(ours(self.driver, spec)))
+            report, a = found[0]
+        elif turn % 2:
             theirs, b = self.vllm.run(spec, load, dialect, result)
             report, a = ours(self.driver, spec)
         else:
@@ -163,6 +169,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", type=Load.parse, default=[Load(1), Load(4)], help="clients, or N/s")
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--together", action="store_true", help="both clients at once instead of by turns")
     parser.add_argument("--own-priority", action="store_true", help="leave vLLM's client the priority of a shell")
     parser.add_argument("--known-schedule", type=Path, nargs="?", const=default_source(), help="its server.c")
     parser.add_argument("--keep", type=Path, help="a folder for vLLM's own result files (labkit import reads them)")

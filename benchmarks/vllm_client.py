@@ -10,12 +10,11 @@ import json
 import os
 import statistics
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +26,8 @@ from labkit.load.target import Dialect, RequestWriter
 from labkit.load.workload import Arrival, Part, Workload
 from labkit.measure.metrics import tpot_ms, ttft_ms
 
-_READY = "Starting initial single prompt test run"
-"""What vLLM's client prints once its imports are done and before it sends anything."""
+_READY, _SENDS = "Starting initial single prompt test run", "Starting main benchmark run"
+"""What vLLM's client prints once its imports are done, and just before it sends the load."""
 Figures = NDArray[np.float64]
 """Shape (2, requests), ms: TTFT and TPOT of each request in the order of the schedule."""
 
@@ -72,6 +71,10 @@ def ours(driver: DriverProcess, spec: RunSpec) -> tuple[LoadReport, Figures]:
     return report, np.array(rows, np.float64).T
 
 
+def noop() -> None:
+    return
+
+
 @dataclass(frozen=True)
 class VllmClient:
     """Where vLLM's program and the model's tokenizer are. `beside`: the process whose place in line it gets."""
@@ -80,8 +83,13 @@ class VllmClient:
     tokenizer: str
     beside: int | None = None
 
-    def run(self, spec: RunSpec, load: Load, dialect: Mapping[str, Any], result: Path) -> tuple[dict, Figures]:
-        """Its own result file, and each request's figures from it. SystemExit with its last words when it fails."""
+    def run(
+        self, spec: RunSpec, load: Load, dialect: Mapping[str, Any], result: Path, meanwhile: Callable[[], None] = noop
+    ) -> tuple[dict, Figures]:
+        """Its own result file, and each request's figures from it. SystemExit with its last words when it fails.
+
+        meanwhile: called as it begins to send.
+        """
         prompts = result.with_suffix(".prompts.jsonl")
         prompts.write_text("".join(json.dumps(row) + "\n" for row in prompts_of(spec, dialect)))
         command = [
@@ -91,7 +99,7 @@ class VllmClient:
             "--num-prompts", str(spec.num_requests), *load.words(), "--ignore-eos", "--temperature", "0",
             "--disable-tqdm", "--save-result", "--save-detailed", "--result-filename", str(result),
         ]  # fmt: skip
-        said = self._watched(command)
+        said = self._watched(command, meanwhile)
         if not result.exists():
             raise SystemExit(f"vllm bench serve left no result:\n{said[-2500:]}")
         found = json.loads(result.read_text())
@@ -99,7 +107,7 @@ class VllmClient:
             raise SystemExit(f"{found['failed']} requests of vllm bench serve failed: {found['errors'][:1]}")
         return found, figures_of(found)
 
-    def _watched(self, command: list[str]) -> str:
+    def _watched(self, command: list[str], meanwhile: Callable[[], None]) -> str:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
         said = []
         with subprocess.Popen(
@@ -110,6 +118,8 @@ class VllmClient:
                 said.append(line)
                 if self.beside is not None and line.startswith(_READY):
                     _schedule_alike(process.pid, self.beside)
+                if line.startswith(_SENDS):
+                    meanwhile()
         return "".join(said)
 
 
@@ -122,7 +132,8 @@ def _schedule_alike(pid: int, other: int) -> None:
 
 def prompts_of(spec: RunSpec, dialect: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The texts that our client sends for `spec`. dialect: the options that it reports of this server."""
-    writer = RequestWriter(spec.target, spec.run_id, spec.target.model, msgspec.convert(dict(dialect), Dialect))
+    options = {**dialect, "overhead_tokens": int(dialect.get("overhead_tokens", 0))}
+    writer = RequestWriter(spec.target, spec.run_id, spec.target.model, Dialect(**options))
     return [
         {"prompt": writer.text(request.prompt_ids), "output_tokens": request.max_tokens}
         for request in schedule_of(spec).requests

@@ -16,6 +16,7 @@ def _stored(shift_ms: float = 0.0, engine: str = "", num: int = 40, **summary: o
     recording, where = _recording(num, shift_ms), _where()
     if engine:
         where.engine = {"name": engine, "version": "1", "metrics": {}}
+        recording.steps = []
     begin(recording, "tp2", "lab-5m", "http://127.0.0.1:1")
     run = Run.load(finish(recording, where).run_id)
     run.summary |= summary
@@ -63,5 +64,6 @@ def test_the_shell_compares_stored_runs_and_wants_two():
     one, other = _stored(), _stored(5, "vllm")
     shown = CliRunner().invoke(app, ["compare-runs", one.run_id, "last"])
     assert shown.exit_code == 0 and "vllm tp2 against tp2: ttft p50 +5.0 ms (+5.0 to +5.0)" in shown.stdout
+    assert "nan" not in shown.stdout, "what another engine does not tell is a dash"
     refused = CliRunner().invoke(app, ["compare-runs", other.run_id, other.run_id])
     assert refused.exit_code == 2 and "two or more different runs" in refused.stderr
