@@ -147,7 +147,7 @@ def started(
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 command, env={**os.environ, **variables, "TMPDIR": scratch}, stdin=subprocess.DEVNULL, stdout=sink,
-                stderr=sink, preexec_fn=_die_with_parent, process_group=0,
+                stderr=sink, preexec_fn=_as_a_child, process_group=0,
             )  # fmt: skip
         server = EngineServer(plan, command, process, f"http://127.0.0.1:{port}", log, shared)
         server.variables = variables
@@ -180,8 +180,11 @@ def remove_left() -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _die_with_parent() -> None:
-    """Run in the child before exec: on Linux it ends with the thread that started it, even when that is killed."""
+def _as_a_child() -> None:
+    """Run in the child before exec: it hears Ctrl-C's signal, by which it is asked to end, also where this process was
+    started in the background and does not; on Linux it ends with the thread that started it, even when that is killed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 
 from labkit.layout import AnyLayout, Layout, pools_of, read_layout
+from labkit.measure.clocks import clocks_of
+from labkit.measure.kernels import read_trace
 from labkit.measure.metrics import Window, counted, itl_ms, num_tokens, tpot_ms
+from labkit.measure.profile_trace import merge
 from labkit.measure.records import RequestRecord
 from labkit.measure.store import Store
 from labkit.measure.trace import chrome_trace
@@ -50,9 +53,16 @@ def _one_file(store: Store, run: Mapping[str, Any], kind: str) -> dict[str, Any]
         )
     if kind == "vllm":
         return to_vllm_json(run, store.request_records(run_id))
-    return chrome_trace(
-        store.step_records(run_id), store.collectives(run_id), store.request_records(run_id), name=run_id
-    )
+    return whole_trace(store, run_id)
+
+
+def whole_trace(store: Store, run_id: str) -> dict[str, Any]:
+    """A run as Chrome trace events, with the profiler's where some of its steps were profiled, on one clock."""
+    clocks = clocks_of(store.run(run_id).get("summary") or {})
+    steps, rows = store.step_records(run_id), store.collectives(run_id)
+    ours = chrome_trace(steps, rows, store.request_records(run_id), run_id, clocks)
+    profiles = store.profiles(run_id)
+    return merge(ours, {rank: read_trace(path) for rank, path in profiles.items()}) if profiles else ours
 
 
 def _export_tables(store: Store, run: Mapping[str, Any], kind: str, folder: Path) -> list[Path]:

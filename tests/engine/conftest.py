@@ -1,4 +1,4 @@
-"""Real ranks that a whole file shares."""
+"""Real ranks that tests share: four that all files go on with, and eight for a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from real_ranks import RealRanks, real_ranks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRanks]:
     with real_ranks(tmp_path_factory.mktemp("pool")) as ranks:
         yield ranks

@@ -84,6 +84,7 @@ def slowest_stages(model: str) -> dict[tuple[int, int], float]:
     return dict(zip(splits, medians.max(axis=1).tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_ten_layers_with_a_heavy_head_are_balanced_within_a_tenth_of_the_best_split(heavy_head: str) -> None:
     profile = measure_parts(heavy_head, KIND)
     layer_s = float(np.median([layer.seconds for layer in profile.layers]))

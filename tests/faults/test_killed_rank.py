@@ -35,11 +35,9 @@ KINDS = [
 ALWAYS = {
     "dp2xpp2": "decode",
     "pcp2xtp2+ring": "prefill",
-    "tp4xdcp2": "decode",
     "pcp2xtp2xep4": "decode",
-    "dp2xtp2xep4": "prefill",
 }
-"""Every axis once, and both ways of attention beside experts; the other drills are slow ones."""
+"""Every axis once; the other drills are slow ones."""
 CASES = [
     pytest.param(*kind, moment, marks=[] if ALWAYS.get(kind[1]) == moment else pytest.mark.slow)
     for kind in KINDS

@@ -48,6 +48,7 @@ def _break(harness: Harness, epoch: int, fabric: str, harm: str) -> tuple[PoolFa
     return failure, pids
 
 
+@pytest.mark.slow
 def test_each_fault_names_its_rank_and_the_pool_comes_back_three_times(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     harness.start()

@@ -225,8 +225,8 @@ def test_more_requests_than_warm_connections_are_all_served():
 def test_a_connection_closed_while_it_rested_costs_no_request():
     """The server shuts each connection after one answer unannounced; the next request takes another."""
     script = lambda request: [*answer(1), 0.02, CUT]  # noqa: E731
-    report, _ = load(script, schedule(8, rate=20.0))
-    assert statuses(report) == {"completed": 8}
+    report, _ = load(script, schedule(6, rate=5.0))
+    assert statuses(report) == {"completed": 6}
 
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_sent():
