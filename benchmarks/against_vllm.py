@@ -25,7 +25,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.cluster.topology import usable_cores
+from labkit.cluster.engine_plan import SERVED_NAME, EnginePlan
+from labkit.cluster.engines import started as engine_started
+from labkit.cluster.topology import look_at_machine, usable_cores
 from labkit.layout import Layout
 from labkit.load.driver import DriverProcess
 from labkit.load.lengths import Lengths
@@ -34,6 +36,7 @@ from labkit.load.target import Target
 from labkit.load.workload import Part, Workload
 from labkit.measure.metrics import tpot_ms, ttft_ms
 from labkit.model.spec import load_spec
+from labkit.plan.deploy import deploy_flags
 from labkit.site import die_with_parent, free_port
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
@@ -53,7 +56,6 @@ class Server:
     url: str
     token: str
     model: str
-    process: subprocess.Popen[bytes]
     tpot_ms: dict[int, list[float]] = field(default_factory=dict)
     """Concurrency to the median of each run."""
     ttft_ms: dict[int, list[float]] = field(default_factory=dict)
@@ -107,23 +109,17 @@ def ours(checkpoint: Path, layout: str, scratch: Path) -> Iterator[Server]:
     with started(command, env, log) as process:
         url = f"http://127.0.0.1:{port}"
         wait_healthy(process, url, log)
-        yield Server("labkit", url, "benchmark", "", process)
+        yield Server("labkit", url, "benchmark", "")
 
 
 @contextlib.contextmanager
 def theirs(vllm: str, checkpoint: Path, layout: str, scratch: Path) -> Iterator[Server]:
-    tp, cores = Layout.parse(layout).tp, usable_cores()
-    port, log = free_port(), scratch / f"vllm-{layout}.log"
-    bind = "|".join(f"{rank * cores // tp}-{(rank + 1) * cores // tp - 1}" for rank in range(tp))
-    command = [
-        vllm, "serve", str(checkpoint), "--dtype", "float32", "--max-model-len", "2048", "--port", str(port),
-        "--tensor-parallel-size", str(tp), "--host", "127.0.0.1", "--served-model-name", "m",
-    ]  # fmt: skip
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_NO_USAGE_STATS": "1"}
-    with started(command, env, log) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_healthy(process, url, log)
-        yield Server("vllm", url, "", "m", process)
+    """As `labkit run --engine vllm` starts and ends it."""
+    flags = deploy_flags("vllm", Layout.parse(layout))
+    extra = ["--max-model-len", "2048"]
+    plan = EnginePlan("vllm", [vllm, "serve"], str(checkpoint), flags.flags, flags.layout.world_size, {}, extra)
+    with engine_started(plan, look_at_machine(), scratch / f"vllm-{layout}.log") as server:
+        yield Server("vllm", server.url, "", SERVED_NAME)
 
 
 def measure(server: Server, driver: DriverProcess, concurrency: int, num_requests: int, vocab_size: int) -> None:
