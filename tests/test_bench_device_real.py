@@ -44,6 +44,7 @@ def test_the_command_ends_with_one_json_line() -> None:
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
     assert [(row["what"], row["size"]) for row in found["rows"]] == [("copy", 1 << 20), ("matmul", 64)]
+    assert found["kept"] is (sys.platform != "linux"), "a buffer that fits the cache is no ceiling of memory"
 
 
 def test_what_cannot_be_measured_is_one_sentence() -> None:

@@ -52,6 +52,18 @@ def test_a_wrong_answer_is_caught_and_a_wrong_message_in_its_pair() -> None:
     assert pair["wrong"] == 4, "rank 1's answer in each of the four questions"
 
 
+@pytest.mark.slow
+def test_a_plain_timed_loop_agrees() -> None:
+    """By the quickest rounds, which other processes spoil least: a wrong unit, factor or clock is off by far more."""
+    words = [sys.executable, "benchmarks/bench_agrees.py", "--turns", "3", "--sizes", "65536,1048576"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])["rows"]
+    quickest = [each for each in told if each["statistic"] == "min_us"]
+    assert len(quickest) == 4
+    for each in quickest:
+        assert abs(each["ratio"] - 1) <= max(0.25, each["noise"]), each
+
+
 def test_the_models_messages_are_marked_on_the_lines() -> None:
     plan = BenchPlan(Layout(tp=2), num_bytes=(64, 1 << 20), num_rounds=5)
     rows = [

@@ -20,9 +20,11 @@ import pytest
 import labkit
 from labkit.lab.compare import difference
 from labkit.lab.lab import Lab, run_against
-from labkit.lab.run import Run
+from labkit.lab.run import Run, open_store
+from labkit.measure.export import export_run
 from labkit.measure.metrics import Objective
 from labkit.server.client import ServerError
+from tests.measure.trace_form import assert_on_one_clock, validate
 
 pytestmark = pytest.mark.engine
 REPO = Path(__file__).parents[1]
@@ -282,7 +284,11 @@ def test_a_profile_is_a_run_of_its_own_whose_latencies_are_refused(lab: Lab, run
         difference([runs["tp2"]], [found.run], "ttft_ms", 50)
     with pytest.raises(ValueError, match="was profiled, and its latencies"):
         found.run.plot()
-    events = json.loads(found.save_trace(tmp_path / "trace.json").read_text())["traceEvents"]
+    events = validate(json.loads(found.save_trace(tmp_path / "trace.json").read_text()))
+    assert_on_one_clock(events, (0, 1), "aten::rms_norm")
+    with open_store() as store:
+        (exported,) = export_run(store, found.run.run_id, "trace", tmp_path)
+    assert json.loads(exported.read_text())["traceEvents"] == events, "what is exported is both, too"
     kinds = {event["cat"] for event in events if "cat" in event}
     assert kinds >= {"cpu_op", "collective,tp"} and any(kind.startswith("step,") for kind in kinds)
     with pytest.raises(ServerError, match="does not hold the ranks"):

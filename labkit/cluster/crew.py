@@ -17,11 +17,11 @@ from pathlib import Path
 
 from labkit.cluster.blame import Evidence, PoolFailure, who_went_first
 from labkit.cluster.launcher import LaunchPlan, make_shm_folder
-from labkit.cluster.link import RankLink, listen
+from labkit.cluster.link import RankLink, frame, listen
 from labkit.cluster.nodes import Nodes, NodesUnavailable
 from labkit.cluster.starters import Join, Joined, OneNode, SeveralNodes, Starter
 from labkit.engine.clock import Clocks
-from labkit.engine.messages import Failed, Hello, RankMessage
+from labkit.engine.messages import Failed, Hello, Ping, Pong, RankMessage
 
 _SETTLE_S = 2.5
 """How long the exit code of a rank is waited for when its connection has ended. It takes milliseconds, but
@@ -86,7 +86,7 @@ class Crew:
         self._server: asyncio.Server | None = None
         self._starter: Starter | None = None
         self._shm_folder: Path | None = None
-        self._clocks = Clocks()
+        self.clocks = Clocks()
 
     async def start(self) -> None:
         self._folder.mkdir(parents=True, mode=0o700)
@@ -156,7 +156,8 @@ class Crew:
         links[hello.rank] = link
         if not hello.lifeline:
             self._rank_of[hello.pid] = hello.rank
-            self._clocks.joined(hello, time.monotonic_ns())
+            if self.clocks.joined(hello, time.monotonic_ns()):
+                self._ping(hello.rank)
             self._on_joined(hello)
         if len(self.links) == len(self._lifelines) == self._config.num_ranks:
             self._complete.set()
@@ -165,9 +166,17 @@ class Crew:
         if isinstance(message, Failed):
             self._evidence.last_words.append(message)
             self._noticed()
+        elif isinstance(message, Pong):
+            wait_s = self.clocks.pong(rank, message, time.monotonic_ns())
+            asyncio.get_running_loop().call_later(wait_s, self._ping, rank)
         elif not self._trouble.is_set():
-            self._clocks.translate(rank, message)
+            self.clocks.translate(rank, message)
             self._on_message(rank, message)
+
+    def _ping(self, rank: int) -> None:
+        """Ask for the time on the rank's host; its answer sets off the next."""
+        if not self._trouble.is_set():
+            self.links[rank].write(frame(Ping(time.monotonic_ns())))
 
     def lost(self, link: RankLink) -> None:
         if self._ended:

@@ -21,6 +21,7 @@ from labkit.cluster.blame import PoolFailure, hung
 from labkit.cluster.crew import Crew, PoolConfig, PoolError
 from labkit.cluster.link import frame
 from labkit.engine.messages import EngineMessage, Hello, RankMessage
+from labkit.measure.records import ClockRecord
 
 __all__ = ["Pool", "PoolConfig", "PoolError", "PoolFailure", "RestartsExhausted", "default_run_dir"]
 
@@ -56,6 +57,11 @@ class Pool:
     @property
     def pids(self) -> dict[int, int]:
         return {rank: hello.pid for rank, hello in self.hellos.items()}
+
+    @property
+    def clocks(self) -> list[ClockRecord]:
+        """Of hosts other than this one."""
+        return [] if self._crew is None else self._crew.clocks.describe()
 
     @property
     def progress(self) -> str:
@@ -104,6 +110,7 @@ class Pool:
         """The same message to several ranks, encoded once."""
         if self._crew is not None and self.state == "ready":
             data = frame(message)
+            self._crew.clocks.sent(ranks, message, time.monotonic_ns())
             for rank in ranks:
                 self._crew.links[rank].write(data)
 

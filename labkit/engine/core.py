@@ -321,6 +321,7 @@ class Engine:
             "settings": settings.to_dict(),
             "requests_in_flight": self._dispatcher.num_requests,
             "experts": self._expert_load.describe() if self._expert_load else None,
+            "clocks": self.pool.clocks,
             **describe_places(self.pool.hellos, self.pool.config.device, layout, settings.fabric),
         }
 

@@ -184,11 +184,18 @@ class Profile(_Message):
 
 
 class Fault(_Message):
-    """For tests and drills: kind is raise, exit, hang or delay (seconds in each all-reduce of `layer`)."""
+    """For tests and drills: kind is raise, exit, hang, delay (seconds in each all-reduce of `layer`), or mute, unmute
+    (the door's recording, between two steps: what it costs is measured so)."""
 
     kind: str
     seconds: float = 0.0
     layer: int = -1
+
+
+class Ping(_Message):
+    """To a rank on another host: what time is it there? Answered by `Pong` at once, or after the step it is in."""
+
+    sent_ns: int
 
 
 class Shutdown(_Message):
@@ -214,6 +221,13 @@ class Hello(_Message):
     """Which of its torchrun's nodes it stands on."""
     clock: str = ""
     """`labkit.engine.clock.clock_id`: whose clock its instants are read from."""
+
+
+class Pong(_Message):
+    sent_ns: int
+    """The ping's, by the engine's clock; the other two by the rank's."""
+    arrived_ns: int
+    left_ns: int
 
 
 class Memory(_Message):
@@ -319,6 +333,8 @@ class Profiled(_Message):
     num_steps: int
     trace: bytes
     """Chrome trace events, gzipped JSON, with our tags (`labkit.engine.profiling`); empty when no step came."""
+    offset_ns: int = 0
+    """What leads its clock to the engine's, where they are of two hosts; set on arrival (`labkit.engine.clock`)."""
 
 
 class Failed(_Message):
@@ -331,8 +347,10 @@ class Failed(_Message):
 
 
 AnyBench = Bench | BenchLink | BenchDevice
-EngineMessage = Configure | AllocateKV | Step | MoveKV | AnyBench | Profile | Fault | Shutdown
-RankMessage = Hello | Configured | Ready | Sampled | StepStats | Moved | Benched | DeviceBenched | Profiled | Failed
+EngineMessage = Configure | AllocateKV | Step | MoveKV | AnyBench | Profile | Fault | Ping | Shutdown
+RankMessage = (
+    Hello | Pong | Configured | Ready | Sampled | StepStats | Moved | Benched | DeviceBenched | Profiled | Failed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

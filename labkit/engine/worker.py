@@ -33,6 +33,7 @@ from labkit.engine.messages import (
     Configure,
     Fault,
     MoveKV,
+    Ping,
     Profile,
     RankMessage,
     Sampled,
@@ -91,6 +92,9 @@ class Worker:
                 self._move(message)
             elif isinstance(message, Profile):
                 self._profile(message)
+            elif isinstance(message, Ping):
+                pong = messages.Pong(message.sent_ns, arrived_ns, time.monotonic_ns())
+                self._channel.send(messages.encode(pong))
             elif isinstance(message, Shutdown):
                 return
             else:
@@ -167,8 +171,11 @@ class Worker:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.kind == "hang":
             threading.Event().wait()
+        if fault.kind in ("mute", "unmute"):
+            self._door.recording = fault.kind == "unmute"
+            return
         if fault.kind != "delay":
-            raise ValueError(f"no fault {fault.kind!r}; there are raise, exit, kill, hang and delay")
+            raise ValueError(f"no fault {fault.kind!r}; there are raise, exit, kill, hang, delay, mute and unmute")
         self._door.delay_s, self._door.delay_layer = fault.seconds, fault.layer
 
 

@@ -25,11 +25,15 @@ def device(
     check: Annotated[bool, typer.Option(help="Verify results.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")] = False,
 ) -> None:
-    """Copy bandwidth (GB/s) and matrix rate (GFLOP/s) of each rank's device; the last line is JSON."""
+    """Copy bandwidth (GB/s) and matrix rate (GFLOP/s) of each rank's device; the last line is JSON.
+
+    The ceilings are kept, and `labkit profile` on this host prints its rates beside them.
+    """
     with sentences():
         from labkit.cluster.crew import PoolError
         from labkit.cluster.topology import default_threads, look_at_machine, usable_cores
         from labkit.lab.bench_device import DevicePlan, device_summary, measure_device
+        from labkit.lab.ceilings import keep
         from labkit.server.sizes import parse_bytes
 
         plan = DevicePlan(
@@ -45,6 +49,7 @@ def device(
         except (PoolError, RuntimeError) as error:
             raise ValueError(str(error)) from error
         found = device_summary(plan, rows)
+        found["kept"] = keep(found)
     typer.echo(json.dumps(found))
     if found["wrong"]:
         typer.echo(f"labkit: {found['wrong']} elements of the results were wrong.", err=True)

@@ -11,6 +11,7 @@ import typer
 from labkit.lab.shell import read_settings, sentences, token
 
 if TYPE_CHECKING:
+    from labkit.lab.ceilings import Ceilings
     from labkit.lab.profiling import Profile
     from labkit.measure.kernels import RankKernels
 
@@ -52,11 +53,21 @@ def profile(
 
 
 def _tell(found: Profile) -> None:
+    ceilings = found.ceilings
     for each in found.ranks.values():
         typer.echo(_head(each))
+        if each.products:
+            typer.echo(f"  {_achieved(each.products, ceilings)}")
         for work in each.works[:15]:
             share = work.ms / max(1e-9, sum(w.ms for w in each.works))
             typer.echo(f"  {work.ms:9.2f} ms {share:6.1%} {work.num:7} × {work.kind:<15} {work.name[:70]}")
+
+
+def _achieved(products: dict[str, float], ceilings: Ceilings | None) -> str:
+    if ceilings is not None:
+        return ceilings.sentence(products)
+    rates = f"products reach {products['gflop_s']:.3g} GFLOP/s and {products['gb_s']:.3g} GB/s"
+    return f"{rates}; what the device can do at best is not known: labkit bench device measures it"
 
 
 def _head(each: RankKernels) -> str:
@@ -70,4 +81,5 @@ def _head(each: RankKernels) -> str:
     return (
         f"{whose}: {parts} ms{covered}{longest}\n"
         f"  {work} by class, ms: {classes}{launches}"
+        f"{f'{chr(10)}  {each.nccl.sentence}' if each.nccl else ''}"
     )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.lab.ceilings import Ceilings, ceilings_of
 from labkit.lab.plan import ProfilePlan, plan_of
 from labkit.lab.run import Run, open_store
+from labkit.measure.export import whole_trace
 from labkit.measure.kernels import RankKernels, parse, read_trace
-from labkit.measure.profile_trace import merge
-from labkit.measure.trace import chrome_trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,16 +50,18 @@ class Profile:
         rows = [{"rank": rank, **vars(work)} for rank, found in self.ranks.items() for work in found.works]
         return pd.DataFrame(rows, columns=["rank", "name", "kind", "num", "ms", "flops", "bytes"])
 
+    @property
+    def ceilings(self) -> Ceilings | None:
+        """What a rank's device can do at best, where `labkit bench device` has measured it on this host."""
+        return ceilings_of(self.run.environment) if self.run.environment else None
+
     def save_trace(self, path: str | Path) -> Path:
-        """One trace for Perfetto: our timeline and the profiler's."""
+        """One trace for Perfetto: our timeline and the profiler's, as `labkit export --format trace` gives it."""
         with open_store() as store:
-            run_id = self.run.run_id
-            steps, rows = store.step_records(run_id), store.collectives(run_id)
-            ours = chrome_trace(steps, rows, store.request_records(run_id), name=run_id)
-            theirs = {rank: read_trace(found) for rank, found in store.profiles(run_id).items()}
+            told = whole_trace(store, self.run.run_id)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(merge(ours, theirs)))
+        path.write_text(json.dumps(told))
         return path
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,6 +71,7 @@ class Profile:
             "layout": self.run.summary.get("layout"),
             "model": self.run.summary.get("model"),
             "profiled": self.run.summary.get("profiled"),
+            "ceilings": vars(self.ceilings) if self.ceilings else None,
             "ranks": [found.to_dict() for found in self.ranks.values()],
         }
 

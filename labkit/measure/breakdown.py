@@ -157,12 +157,27 @@ def phase_of(step: StepRecord) -> str:
     return "mixed" if step.num_decode_seqs else "prefill"
 
 
+def unaccounted_share(steps: Iterable[StepRecord]) -> float | None:
+    """Of the ranks' time from a plan's arrival to its step's end, what is in none of compute, wait, transfer and the
+    wait for the stage before: sum of |what is missing| over that time, so that errors of both signs do not cancel.
+    """
+    missing = total = 0
+    for step in steps:
+        for at in range(len(step.ranks)):
+            span = step.rank_end_ns[at] - step.rank_start_ns[at]
+            idle = step.idle_ns[at] if step.idle_ns else 0
+            missing += abs(span - step.compute_ns[at] - step.wait_ns[at] - step.transfer_ns[at] - idle)
+            total += span
+    return missing / total if total else None
+
+
 def step_share(steps: Sequence[StepRecord], window: Window, ranks: Sequence[int] | None = None) -> Summary:
     """Shares of the window that the ranks spent in compute, wait and transfer; the rest is idle.
 
     The top level is the mean over ranks, `by_rank` each of them, `by_phase` the shares of the time in which a
     step of that phase was under way (plan sent to ids back). `ranks`: those of the layout, so that one that
-    did nothing counts as idle; by default those that took part. A step counts where it ended.
+    did nothing counts as idle; by default those that took part. A step counts where it ended. `unaccounted`: of
+    the time in steps, what is in none of their parts.
     """
     inside = [step for step in steps if window.start_ns <= step.end_ns <= window.end_ns]
     known = sorted({rank for step in inside for rank in step.ranks} | set(ranks or ()))
@@ -178,6 +193,7 @@ def step_share(steps: Sequence[StepRecord], window: Window, ranks: Sequence[int]
         "by_rank": by_rank if inside else [],
         "by_phase": {name: _phase(rows) for name, rows in phases.items() if rows},
         "num_steps": len(inside),
+        "unaccounted": unaccounted_share(inside),
     }
 
 

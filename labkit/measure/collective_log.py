@@ -55,7 +55,12 @@ def read_collectives(folder: Path) -> pd.DataFrame:
 
     if not _raw(folder).exists() and (folder / "collectives.parquet").exists():
         return pd.read_parquet(folder / "collectives.parquet")
-    return _table(_read_raw(folder)).to_pandas()
+    return as_frame(_read_raw(folder))
+
+
+def as_frame(rows: NDArray[np.void]) -> pd.DataFrame:
+    """MERGED_DTYPE rows as `read_collectives` gives them."""
+    return _table(rows).to_pandas()
 
 
 def _raw(folder: Path) -> Path:

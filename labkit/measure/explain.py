@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from labkit.measure.achieved import Roofs, achieved, of_phases
 from labkit.measure.binding import Evidence, Verdict, Waterfall, band_mean, verdict, waterfall
 from labkit.measure.breakdown import SHARES, TPOT_PARTS, TTFT_PARTS, parts_of, tpot_parts_ms, ttft_parts_ms
+from labkit.measure.clocks import clocks_of
 from labkit.measure.lateness import who_is_late
 from labkit.measure.metrics import Window, counted
 from labkit.measure.records import RequestRecord, StepRecord
@@ -86,6 +87,10 @@ class Explanation:
     ranks: list[dict[str, Any]]
     roofs: dict[str, float] | None = None
     """What compute was held against: read_gb_s and gflop_s, as measured with all cores."""
+    clocks: list[dict[str, Any]] | None = None
+    """Of hosts beside the server's, each with its uncertainty; []: one clock; None: not told."""
+    steps_unaccounted: float | None = None
+    """Of the ranks' time in steps, what is in none of their parts."""
     other: Explanation | None = None
     growth: list[Growth] = field(default_factory=list)
 
@@ -105,6 +110,8 @@ class Explanation:
             "step_kinds": self.step_kinds,
             "ranks": self.ranks,
             "roofs": self.roofs,
+            "clocks": self.clocks,
+            "steps_unaccounted": self.steps_unaccounted,
             "other": self.other.to_dict() if self.other else None,
             "growth": [
                 {"figure": g.figure, "percentile": g.q, "total_ms": g.total, "parts_ms": g.parts}
@@ -142,6 +149,8 @@ def explain(run: RunLike, other: RunLike | None = None, roofs: Roofs | None = No
         step_kinds(share),
         list(share.get("by_rank") or []),
         {"read_gb_s": roofs.read_gb_s, "gflop_s": roofs.gflop_s} if roofs else None,
+        clocks_of(run.summary),
+        share.get("unaccounted"),
         explain(other, roofs=roofs) if other else None,
         list(_what_grew(run, other)) if other else [],
     )

@@ -32,7 +32,8 @@ _KERNELS = (
 _LINEAR = "mkldnn::_linear_pointwise"
 _FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, _LINEAR: 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Which of its inputs is the left factor; the right one follows."""
-_ITEM_BYTES = {"float": 4, "double": 8, "c10::bfloat16": 2, "c10::half": 2, "bfloat16": 2, "half": 2}
+ITEM_BYTES = {"float": 4, "double": 8, "c10::bfloat16": 2, "c10::half": 2, "bfloat16": 2, "half": 2,
+               "int": 4, "long": 8, "byte": 1, "char": 1, "bool": 1}
 
 
 def is_nccl(name: str) -> bool:
@@ -76,5 +77,5 @@ def product_work(name: str, args: Mapping[str, Any]) -> tuple[float, float]:
         return 0.0, 0.0
     num_columns = right[0] if name == _LINEAR else right[-1]
     flops = 2.0 * math.prod(left) * num_columns
-    item = _ITEM_BYTES.get(str(types[first]).lower(), 0) if len(types) > first else 0
+    item = ITEM_BYTES.get(str(types[first]).lower(), 0) if len(types) > first else 0
     return flops, float(item * (math.prod(left) + math.prod(right) + math.prod(left[:-1]) * num_columns))

@@ -20,6 +20,7 @@ from typing import Any
 
 from labkit.measure.intervals import Intervals, common, total, union, without
 from labkit.measure.kernel_classes import CLASSES, class_of_kernel, class_of_stack, is_nccl, product_work
+from labkit.measure.nccl_match import NcclMatch, match_nccl
 from labkit.measure.op_stacks import Operator, operators, owners
 
 STEP_CAT, COLLECTIVE_CAT, TAGS_PID = "labkit_step", "labkit_collective", 900_001
@@ -65,6 +66,8 @@ class RankKernels:
     """Rows of the door, barriers and the host's halves of transfers included."""
     gaps_ms: list[float] = field(default_factory=list)
     """Stretches inside steps with neither work nor communication, longest first."""
+    nccl: NcclMatch | None = None
+    """The kernels of NCCL against the door's rows; None without such kernels, or without steps of ours."""
     between_steps_ms: float = 0.0
     """The part of `idle` in which no step was under way: the rank waited for the engine's next plan."""
 
@@ -100,6 +103,7 @@ class RankKernels:
             "works": [vars(work) for work in self.works[:most]], "num_works": len(self.works),
             "num_launches": self.num_launches, "launches": self.launches, "nccl_ms": self.nccl_ms,
             "num_nccl": self.num_nccl, "num_collectives": self.num_collectives, "num_gaps": len(self.gaps_ms),
+            "nccl": vars(self.nccl) if self.nccl else None,
             "longest_gaps_ms": self.gaps_ms[:10], "between_steps_ms": self.between_steps_ms,
         }  # fmt: skip
 
@@ -147,9 +151,23 @@ def parse(trace: Mapping[str, Any], rank: int | None = None) -> RankKernels:
         nccl_ms=total(union(map(_span, nccl))) / 1e3,
         num_nccl=len(nccl),
         num_collectives=len(tags),
+        nccl=_matched(nccl, tags, steps, events) if nccl and steps else None,
         gaps_ms=sorted(((end - begin) / 1e3 for begin, end in inside), reverse=True),
         between_steps_ms=(total(idle) - total(inside)) / 1e3,
     )
+
+
+def _matched(
+    nccl: Sequence[Event], tags: Sequence[Event], steps: Sequence[Event], events: Sequence[Event]
+) -> NcclMatch:
+    """In the profiled steps: what runs between them (a handover of KV) has no row."""
+    within = _Within(union(map(_span, steps)))
+    inside = [event for event in nccl if within.holds(*_span(event))]
+    graphs = frozenset(
+        (event.get("args") or {}).get("correlation") for event in events
+        if event.get("cat") in _LAUNCH_CATS and "GraphLaunch" in event["name"]
+    )  # fmt: skip
+    return match_nccl(inside, tags, graphs)
 
 
 def _span(event: Event) -> tuple[float, float]:

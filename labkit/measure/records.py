@@ -168,6 +168,20 @@ class TelemetryRecord(msgspec.Struct, gc=False):
     """Why the clocks are below what they could be."""
 
 
+class ClockRecord(msgspec.Struct):
+    """The monotonic clock of a host that is not the engine's, as round trips over the control link told it."""
+
+    host: str
+    ranks: list[int]
+    """Whose instants were read from it."""
+    offset_ns: int
+    """Was added to them."""
+    uncertainty_ns: int | None
+    """The true offset lies within ± this; None: one way only was seen, which is no estimate."""
+    best_round_trip_ns: int
+    num_round_trips: int
+
+
 class Environment(msgspec.Struct):
     """Where a run took place: everything that a figure's reader must know."""
 
@@ -185,3 +199,5 @@ class Environment(msgspec.Struct):
     seed: int
     started_at: str
     """ISO 8601, UTC."""
+    clocks: list[ClockRecord] = []
+    """Of other hosts; empty: all instants are of one clock."""

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 KEYS = ["epoch", "group_id", "seq"]
 
 
-def stragglers(rows: pd.DataFrame) -> pd.DataFrame:
-    """By axis, phase and rank: `times_last` of `of`, `share`, and how far behind the one before it (`behind_us`, p50).
+def stragglers(rows: pd.DataFrame, by_layer: bool = False) -> pd.DataFrame:
+    """By axis, phase and rank: `times_last` of the `of` that it took part in, `share`, and how far behind the one
+    before it (`behind_us`, p50).
 
-    rows: as `Run.collectives` has them. Groups of one member are none.
+    `lag_us`: the two multiplied, what it costs without its outliers. by_layer: each layer apart (-1: outside the
+    layers), since a rank that is late in one of them is last to few of all calls. rows: as `Run.collectives` has them.
+    Groups of one member are none.
     """
     calls = rows[~rows["op"].isin(["send", "recv", "barrier"])].sort_values("enter_ns")
     matched = calls.groupby(KEYS, sort=False, observed=True)
@@ -28,12 +31,16 @@ def stragglers(rows: pd.DataFrame) -> pd.DataFrame:
     second = matched.nth(-2)[[*KEYS, "enter_ns"]].rename(columns={"enter_ns": "before_ns"})
     both = last.merge(second, on=KEYS)
     both["behind_us"] = (both["enter_ns"] - both["before_ns"]) / 1e3
-    by = ["axis", "phase", "rank"]
+    among = ["axis", "phase", "layer"] if by_layer else ["axis", "phase"]
+    by = [*among, "rank"]
     found = both.groupby(by, observed=True)["behind_us"].agg(times_last="size", behind_us="median").reset_index()
-    of = both.groupby(by[:2], observed=True).size().rename("of").reset_index()
-    found = found.merge(of, on=by[:2])
+    part = calls.merge(both[KEYS], on=KEYS)  # an axis may have several groups: a rank is late only to its own
+    of = part.groupby(by, observed=True).size().rename("of").reset_index()
+    found = found.merge(of, on=by)
     found["share"] = found["times_last"] / found["of"]
-    return found.sort_values(["axis", "phase", "share"], ascending=[True, True, False], ignore_index=True)
+    found["lag_us"] = found["times_last"] * found["behind_us"]
+    ascending = [True] * len(among) + [False]
+    return found.sort_values([*among, "share"], ascending=ascending, ignore_index=True)
 
 
 def critical_path(step: StepRecord, rows: pd.DataFrame) -> list[tuple[int, int, int]]:

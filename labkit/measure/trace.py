@@ -8,10 +8,11 @@ name and category, so that either can be searched for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.measure.breakdown import phase_of
+from labkit.measure.clocks import clock_sentences
 from labkit.measure.records import RequestRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -23,9 +24,13 @@ Event = dict[str, Any]
 
 
 def chrome_trace(
-    steps: Sequence[StepRecord], rows: pd.DataFrame, requests: Sequence[RequestRecord] = (), name: str = "labkit"
-) -> dict[str, Any]:
-    """rows: one per collective and rank, as `Run.collectives` has them. JSON-ready."""
+    steps: Sequence[StepRecord], rows: pd.DataFrame, requests: Sequence[RequestRecord] = (), name: str = "labkit",
+    clocks: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """rows: one per collective and rank, as `Run.collectives` has them. JSON-ready.
+
+    clocks: as `labkit.measure.clocks.clocks_of` has them; they are told, in `otherData` and beside their ranks' names.
+    """
     events = [*_steps(steps), *_collectives(rows), *_requests(requests)]
     origin_ns = min((event["ts"] for event in events), default=0)
     for event in events:
@@ -34,9 +39,10 @@ def chrome_trace(
             event["dur"] = event["dur"] / 1e3
     ranks = sorted({event["tid"] for event in events if event["pid"] == RANKS})
     return {
-        "traceEvents": [*_names(ranks, bool(requests)), *sorted(events, key=_order)],
+        "traceEvents": [*_names(ranks, bool(requests), clocks or ()), *sorted(events, key=_order)],
         "displayTimeUnit": "ms",
-        "otherData": {"run": name, "origin_ns": origin_ns},
+        "otherData": {"run": name, "origin_ns": origin_ns}
+        | ({} if clocks is None else {"clocks": list(clocks), "clock": " ".join(clock_sentences(clocks))}),
     }
 
 
@@ -45,13 +51,21 @@ def _order(event: Event) -> tuple[float, float]:
     return event["ts"], -event.get("dur", 0.0)
 
 
-def _names(ranks: Iterable[int], has_requests: bool) -> Iterator[Event]:
+def _names(ranks: Iterable[int], has_requests: bool, clocks: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
     yield _named("process_name", RANKS, 0, "ranks")
+    elsewhere = {rank: clock for clock in clocks for rank in clock["ranks"]}
     for rank in ranks:
-        yield _named("thread_name", RANKS, rank, f"rank {rank}")
+        yield _named("thread_name", RANKS, rank, f"rank {rank}{_beside(elsewhere.get(rank))}")
         yield {"ph": "M", "name": "thread_sort_index", "pid": RANKS, "tid": rank, "args": {"sort_index": rank}}
     if has_requests:
         yield _named("process_name", REQUESTS, 0, "requests")
+
+
+def _beside(clock: Mapping[str, Any] | None) -> str:
+    if clock is None:
+        return ""
+    ns = clock["uncertainty_ns"]
+    return f" ({clock['host']}, {'clock not known' if ns is None else f'± {ns / 1e3:.0f} µs'})"
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Event:

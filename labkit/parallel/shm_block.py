@@ -34,6 +34,9 @@ _NUM_SPINS = 50
 before we yield. (2,000 spins were no faster on a quiet machine and 2-4 times slower beside busy
 neighbours.)"""
 _YIELD_S = 0.002
+_NAP_SHARE, _MAX_NAP_S = 1 / 50, 500e-6
+"""A nap's share of what was waited before: who oversleeps takes that for transfer, so it must stay small beside the
+wait; and the processor that naps cost stays below a twentieth."""
 _yield = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
@@ -90,7 +93,6 @@ class Waiter:
             if words[at] >= value:
                 return
         began = time.monotonic()
-        nap_s = 0.0
         while words[at] < value:
             if progress is not None:
                 progress()
@@ -99,8 +101,7 @@ class Waiter:
                 _yield()
                 continue
             self._check(waited_s, peer)
-            nap_s = min(nap_s + 20e-6, 500e-6)
-            time.sleep(nap_s)
+            time.sleep(min(waited_s * _NAP_SHARE, _MAX_NAP_S))
 
     def _check(self, waited_s: float, peer: int) -> None:
         if self._words[self._abort_word]:

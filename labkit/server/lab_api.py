@@ -28,7 +28,7 @@ HELD_EVERY_S = 2.0
 QUIET_S = 5.0
 """An event stream without events carries an empty line this often, so that both ends notice a dead peer."""
 SHUTDOWN = web.AppKey("shutdown", asyncio.Event)
-FAULTS = ("raise", "exit", "hang", "delay", "kill")
+FAULTS = ("raise", "exit", "hang", "delay", "kill", "mute", "unmute")
 
 
 class SwitchBody(msgspec.Struct, forbid_unknown_fields=True):

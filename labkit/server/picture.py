@@ -145,6 +145,7 @@ class Picture:
             versions={"python": platform.python_version(), **engine.get("versions", {})},
             seed=settings.seed,
             started_at=self._started_at,
+            clocks=list(engine.get("clocks", [])),
         )
 
     def topology(self, engine: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit.measure.profile_trace import on_our_clock
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -70,11 +72,11 @@ class RunRecorder:
         if run_id:
             self._write(lambda store: store.add_telemetry(run_id, samples))
 
-    def add_profile(self, rank: int, trace: bytes) -> None:
-        """trace: gzipped Chrome trace events of one rank; empty when it ran no step."""
+    def add_profile(self, rank: int, trace: bytes, offset_ns: int = 0) -> None:
+        """trace: gzipped Chrome trace events of one rank; empty when it ran no step. offset_ns: of its host's clock."""
         run_id = self.run_id
         if run_id and trace:
-            self._write(lambda store: store.add_profile(run_id, rank, trace))
+            self._write(lambda store: store.add_profile(run_id, rank, on_our_clock(trace, offset_ns)))
 
     async def end(self) -> None:
         """Write what is left; returns when the run is on disk (or `error` says why not)."""

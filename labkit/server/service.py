@@ -240,7 +240,7 @@ class Service:
     def _on_profile(self, event: dict[str, Any]) -> None:
         """The trace goes to the run's folder, and word of it to whoever watches."""
         trace, run_id = event.pop("trace"), self.recorder.run_id
-        self.recorder.add_profile(event["rank"], trace)
+        self.recorder.add_profile(event["rank"], trace, event.pop("offset_ns", 0))
         self.profiling.came(event["rank"])
         self.hub.publish({**event, "run_id": run_id, "bytes": len(trace)})
 

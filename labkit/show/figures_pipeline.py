@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.layout import Layout
 from labkit.measure.breakdown import phase_of
+from labkit.measure.clocks import clocks_of, uncertainty_ms
 from labkit.measure.records import StepRecord
 from labkit.show import figures_panels as panels
 from labkit.show.figures_style import HEIGHT, Series, compose, plotly, series_of
@@ -98,7 +99,13 @@ def stage_gantt(runs: Runs, title: str = "What each stage did", *, num_steps: in
     note = "White: the rank had no step. Work is compute with the calls in it; point at a bar for its parts."
     height = HEIGHT // 2 + _PANEL_PX * len(series) + _ROW_PX * num_rows
     figure.update_layout(barmode="overlay", bargap=0.25)
-    return compose(figure, title, series, height=height, notes=[note], quiet=_QUIET)
+    return compose(figure, title, series, height=height, notes=[note, *_clock_notes(series)], quiet=_QUIET)
+
+
+def _clock_notes(series: Sequence[Series]) -> list[str]:
+    """Rows of ranks on several hosts are placed by clocks that agree only so far."""
+    worst = max((uncertainty_ms(clocks_of(each.summary)) or 0.0 for each in series), default=0.0)
+    return [f"Ranks stand on several hosts, whose clocks agree to ± {worst:.3f} ms."] if worst else []
 
 
 def _require_stages(series: Series) -> None:

@@ -19,6 +19,8 @@ class StageRow(msgspec.Struct):
 class Gantt(msgspec.Struct):
     span_ms: float
     rows: list[StageRow]
+    clock_ms: float | None = None
+    """How sure instants of different hosts are against each other; None: one clock, or not known."""
 
 
 class ExpertRank(msgspec.Struct):

@@ -36,6 +36,20 @@ class Source(Protocol):
         changes.
         """
 
+    def stored(self) -> list[dict[str, Any]]:
+        """Runs of the store that can be pinned (`labkit.lab.stored.StoredRun`); the same object until they change."""
+
+    def look_up(self) -> None:
+        """Somebody wants to choose from the stored runs: read the list anew."""
+
+    def pin(self, run_id: str) -> None:
+        """Show that stored run beside the current figures."""
+
+    def pin_current(self) -> None:
+        """Keep the current layout's samples, for differences to it; the page itself keeps the figures."""
+
+    def unpin(self) -> None: ...
+
     def start(self, wanted: Wanted) -> None: ...
 
     def change(self, wanted: Wanted) -> None: ...
@@ -64,23 +78,43 @@ class _Objective(Objective, tag="objective"):
     pass
 
 
+class _LookUp(msgspec.Struct, tag="look_up"):
+    pass
+
+
+class _Pin(msgspec.Struct, tag="pin"):
+    """run_id: of a stored run; empty: the current layout."""
+
+    run_id: str = ""
+
+
+class _Unpin(msgspec.Struct, tag="unpin"):
+    pass
+
+
 class LayoutsPage(LivePage):
     """The page as a widget."""
 
     _esm = bundle(HERE / "web" / "live.js")
-    wishes = Hello | Ack | _Start | _Change | _Stop | _Objective
+    wishes = Hello | Ack | _Start | _Change | _Stop | _Objective | _LookUp | _Pin | _Unpin
     choices = traitlets.Dict().tag(sync=True)
     """What can be chosen, and why not the rest: apart from the frames, because it is larger and hardly ever changes."""
+    stored: Any = traitlets.List().tag(sync=True)
+    """Stored runs to choose from; sent when somebody opens the list."""
 
     def __init__(self, source: Source, **pace: float) -> None:
         super().__init__(source, **pace)
         self._shown_choices: dict[str, Any] = {}
+        self._shown_stored: list[dict[str, Any]] = []
 
     def frame_now(self) -> LayoutsFrame:
         frame: LayoutsFrame = self._source.frame()
         choices = self._source.choices()
         if choices is not self._shown_choices:
             self.choices = self._shown_choices = choices
+        stored = self._source.stored()
+        if stored is not self._shown_stored:
+            self.stored = self._shown_stored = stored
         return frame
 
     def carry_out(self, wish: Any) -> None:
@@ -90,8 +124,18 @@ class LayoutsPage(LivePage):
             self._source.change(wish)
         elif isinstance(wish, _Objective):
             self._source.set_objective(Objective(wish.ttft_ms, wish.tpot_ms))
-        else:
+        elif isinstance(wish, _Stop):
             self._source.stop()
+        else:
+            self._look_back(wish)
+
+    def _look_back(self, wish: Any) -> None:
+        if isinstance(wish, _Pin):
+            self._source.pin(wish.run_id) if wish.run_id else self._source.pin_current()
+        elif isinstance(wish, _Unpin):
+            self._source.unpin()
+        else:
+            self._source.look_up()
 
 
 def layouts_page() -> LayoutsPage:

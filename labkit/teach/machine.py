@@ -1,7 +1,8 @@
 """What this machine could do at best, measured in a second: the roofs under which every bound stands.
 
-Both roofs are taken with all cores, in NumPy, so that the lesson's kernel needs no torch. They are honest for CPU
-ranks only: a GPU's roofs are its data sheet's, or those that `labkit bench device` measures on it (`Roofs.of`).
+Both roofs are taken with all cores, in NumPy, so that the lesson's kernel needs no torch and no ranks are started, and
+of reads alone, which is what a decode does; `labkit bench device` measures copies and products of the ranks themselves
+(`Roofs.of`). They are honest for CPU ranks only: a GPU's roofs are its data sheet's, or what that command measures.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.measure.device import amount
 from labkit.teach.html import Table
 
 _READ_BYTES = 256 * 2**20
@@ -59,7 +61,7 @@ def measure_roofs(repeats: int = 5) -> Roofs:
     square = np.ones((_SIDE, _SIDE), np.float32)
     read_s = min(_time(lambda: row @ row) for _ in range(repeats))
     multiply_s = min(_time(lambda: square @ square) for _ in range(repeats))
-    return Roofs(_READ_BYTES / read_s / 1e9, 2 * _SIDE**3 / multiply_s / 1e9)
+    return Roofs(_READ_BYTES / read_s / 1e9, amount("matmul", _SIDE) / multiply_s / 1e9)
 
 
 def _time(work: Callable[[], object]) -> float:

@@ -63,7 +63,8 @@ def html(theme: str, entry: str, traits: dict[str, Any]) -> str:
 
 def open_stage(page: Page, theme: str = "light", choices: dict[str, Any] | None = None) -> None:
     """The page Layouts."""
-    page.set_content(html(theme, "live.js", {"choices": synthetic.choices() if choices is None else choices}))
+    table = synthetic.choices() if choices is None else choices
+    page.set_content(html(theme, "live.js", {"choices": table, "stored": synthetic.stored()}))
     page.wait_for_function("window.staged")
 
 

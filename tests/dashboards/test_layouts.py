@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lab_server import LabServer
 from playwright.sync_api import Page
 from voila_server import VoilaServer
+
+from labkit.lab.importing import import_results
 
 pytestmark = [pytest.mark.browser, pytest.mark.engine]
 
@@ -96,6 +100,37 @@ def test_toggling_the_layout_moves_the_figures(page: Page, lab: LabServer, recor
     page.get_by_role("button", name="Stop").click()
     page.wait_for_selector('.lk[data-role="watching"]')
     wait_for_holder(page, "Nobody holds the ranks")
+
+
+VLLM = {
+    "date": "20260131-093000", "model_id": "lab-5m", "request_rate": 4.0, "tp": 2, "input_lens": [64] * 30,
+    "output_lens": [11] * 30, "start_times": [100.0 + i / 4 for i in range(30)], "errors": [""] * 30,
+    "ttfts": [0.1 + i / 1000 for i in range(30)], "itls": [[0.02] * 10] * 30,
+}  # fmt: skip
+AIPERF = {
+    "metadata": {"request_start_ns": 10**9, "benchmark_phase": "profiling"},
+    "metrics": {"time_to_first_token": {"value": 40.0, "unit": "ms"},
+                "output_sequence_length": {"value": 4, "unit": "tokens"},
+                "request_latency": {"value": 100.0, "unit": "ms"}},
+}  # fmt: skip
+
+
+def test_files_of_other_clients_are_stored_and_shown_beside_the_lab(page: Page, lab: LabServer, places: Path) -> None:
+    for name, content in (("theirs.json", VLLM), ("profile_export.jsonl", AIPERF)):
+        (places / name).write_text(json.dumps(content) + "\n")
+        import_results(places / name)
+    page.wait_for_selector('.lk-state[data-state="ready"]', timeout=60_000)
+    page.get_by_text("Stored runs: pin one").click()
+    page.locator(".lk-stored tbody tr", has_text="theirs.json").get_by_role("button").click()
+    page.locator('[data-panel="ttft"] .lk-legend', has_text="TP2, vLLM's bench serve, stored 2026-01-31").wait_for()
+    assert "115 ms" in (page.locator('[data-panel="ttft"] svg').text_content() or ""), "p50 of 100 … 129 ms"
+    assert "lab-5m" in page.locator(".lk-conditions").inner_text()
+    page.locator(".lk-stored tbody tr", has_text="profile_export.jsonl").get_by_role("button").click()
+    page.locator('[data-panel="ttft"] .lk-legend', has_text="aiperf, stored").wait_for()
+    assert "40.0 ms" in (page.locator('[data-panel="ttft"] svg').text_content() or "")
+    assert "not recorded by aiperf" in page.locator('[data-panel="waterfall"] .lk-legend').inner_text()
+    page.get_by_role("button", name="Unpin aiperf").click()
+    page.locator('[data-panel="beside"]').wait_for(state="hidden")
 
 
 def test_stages_then_context_while_the_load_goes_on(page: Page, lab: LabServer, record_property: Any) -> None:

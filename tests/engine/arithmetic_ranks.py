@@ -99,6 +99,7 @@ class ArithmeticPool:
         self.num_blocks: Callable[[Configure, int], int] = lambda configure, rank: num_blocks
         self.step_s = step_s
         self.state, self.hellos, self.restarts_left = "stopped", {}, 3
+        self.clocks: list[object] = []
         self.on_message: Callable[[int, object], None] = lambda rank, message: None
         self.on_failure: Callable[[object], None] = lambda failure: None
         self.configures: list[Configure] = []

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.layout import Layout
+from labkit.measure.breakdown import unaccounted_share
 from labkit.measure.records import StepRecord
 from labkit.model.spec import ModelSpec
 
 
 def check_steps(steps: Sequence[StepRecord], spec: ModelSpec, layout: Layout) -> None:
     assert steps
+    assert all(unaccounted_share([step]) <= 0.01 for step in steps), "what fills a step is measured, all of it"
     check_stages(steps, layout)
     check_positions(steps, layout)
     if spec.moe is not None:

@@ -55,4 +55,4 @@ def test_layout_over_nodes_gives_what_transformers_gives(
     told = {group["axis"]: group["fabric"] for group in state["groups"] if group["axis"] in carriers}
     assert told == carriers
     assert all(group["spans_nodes"] == (group["fabric"] == "gloo") for group in state["groups"])
-    assert state["clock"] == "shared"
+    assert state["clock"] == "shared" and state["clocks"] == []

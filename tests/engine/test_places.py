@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import pytest
 
-from labkit.engine.clock import Clocks, Offset, clock_id
-from labkit.engine.messages import Hello, Sampled, StepStats
+from labkit.engine.messages import Hello
 from labkit.engine.places import describe_places, nodes_of, share_a_clock
 from labkit.layout import Layout
 from labkit.layout.fabrics import fabric_of, group_fabrics
-from labkit.measure.recorder import RING_DTYPE
 
 _TWO_BY_TWO = [0, 0, 1, 1]
 
@@ -62,41 +57,3 @@ def test_clocks_are_one_on_one_machine_only_and_never_on_gpus() -> None:
 def test_before_the_ranks_have_come_there_are_no_groups_to_tell() -> None:
     told = describe_places({}, "cpu", Layout.parse("tp2"), "shm")
     assert told["nodes"] == [] and told["groups"] == []
-
-
-# ---- clocks
-
-
-def test_an_offset_is_the_smallest_difference_seen_and_may_drift() -> None:
-    offset = Offset(there_ns=0, here_ns=1_000_000)
-    offset.learn(there_ns=10_000_000, here_ns=10_400_000)
-    assert offset.ns == 400_000
-    offset.learn(there_ns=20_000_000, here_ns=29_000_000)
-    assert 400_000 < offset.ns < 402_000, "late messages count only as far as clocks drift"
-
-
-def _ring(*enters_ns: int) -> bytes:
-    rows = np.zeros(len(enters_ns), RING_DTYPE)
-    rows["enter_ns"] = enters_ns
-    rows["exit_ns"] = rows["enter_ns"] + 5
-    return rows.tobytes()
-
-
-def test_a_foreign_ranks_instants_are_put_on_this_clock_its_durations_kept() -> None:
-    clocks, ahead_ns = Clocks(), 3_600 * 10**9
-    there = time.monotonic_ns() + ahead_ns
-    clocks.joined(Hello("", 1, 1, "elsewhere", False, clock_ns=there, clock="elsewhere"), time.monotonic_ns())
-    message = StepStats(0, 0, 1, there + 1_000, there + 9_000, _ring(there + 2_000))
-    clocks.translate(1, message)
-    rows = np.frombuffer(message.ring, RING_DTYPE)
-    assert abs(message.end_ns - time.monotonic_ns()) < 50_000_000
-    assert message.end_ns - message.start_ns == 8_000
-    assert rows["enter_ns"][0] - message.start_ns == 1_000 and rows["exit_ns"][0] - rows["enter_ns"][0] == 5
-
-
-def test_ranks_of_this_machine_are_left_alone() -> None:
-    clocks = Clocks()
-    clocks.joined(Hello("", 0, 1, "here", False, clock_ns=1, clock=clock_id()), 10**9)
-    message = Sampled(0, 0, [1], None, 5, 6)
-    clocks.translate(0, message)
-    assert (message.start_ns, message.end_ns) == (5, 6)

@@ -69,6 +69,13 @@ def test_a_drill_of_delay_reaches_the_door(tmp_path: Path) -> None:
     assert (meshes.door.delay_s, meshes.door.delay_layer) == (0.25, 2)
 
 
+def test_the_recorder_is_muted_between_two_steps_and_comes_back(tmp_path: Path) -> None:
+    _, meshes, _ = _play(tmp_path, Fault("mute"), Shutdown())
+    assert not meshes.door.recording
+    _, meshes, _ = _play(tmp_path, Fault("mute"), Fault("unmute"), Shutdown())
+    assert meshes.door.recording
+
+
 @pytest.mark.parametrize(("kind", "error"), [("raise", "told to raise"), ("sulk", "no fault 'sulk'")])
 def test_other_drills_raise(tmp_path: Path, kind: str, error: str) -> None:
     with pytest.raises((RuntimeError, ValueError), match=error):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.measure.breakdown import TTFT_PARTS, phase_of, step_share, summarize_ttft, ttft_parts_ms
+from labkit.measure.breakdown import (
+    TTFT_PARTS,
+    phase_of,
+    step_share,
+    summarize_ttft,
+    ttft_parts_ms,
+    unaccounted_share,
+)
 from labkit.measure.metrics import Window
 from tests.measure.make import MS, request, server_times, step
 
@@ -92,3 +99,14 @@ def test_a_step_with_chunks_and_decodes_is_neither_phase():
     assert phase_of(step(0, 1, [1], [0], [0], prefill=1, decode=3)) == "mixed"
     assert phase_of(step(0, 1, [1], [0], [0], prefill=1, decode=0)) == "prefill"
     assert phase_of(step(0, 1, [1], [0], [0])) == "decode"
+
+
+def test_what_is_in_no_part_of_a_step_is_told_and_does_not_cancel():
+    whole = step(0, 40, [20, 30], [15, 5], [5, 5])
+    assert unaccounted_share([whole]) == 0 and step_share([whole], Window(0, 100 * MS))["unaccounted"] == 0
+    lacks, doubles = step(0, 40, [19, 30], [15, 5], [5, 5]), step(0, 40, [20, 31], [15, 5], [5, 5], step_id=1)
+    assert unaccounted_share([lacks]) == pytest.approx(1 / 80)
+    assert unaccounted_share([lacks, doubles]) == pytest.approx(2 / 160)
+    waited = step(0, 40, [20, 20], [15, 5], [5, 5])
+    waited.idle_ns = [0, 10 * MS]
+    assert unaccounted_share([waited]) == 0 and unaccounted_share([]) is None

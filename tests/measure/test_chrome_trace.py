@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pandas as pd
@@ -12,6 +11,7 @@ from labkit.measure.records import StepRecord
 from labkit.measure.stragglers import critical_path, path_shares, stragglers
 from labkit.measure.trace import RANKS, REQUESTS, chrome_trace
 from tests.measure.make import MS, request
+from tests.measure.trace_form import validate
 
 US = 1000
 
@@ -37,27 +37,6 @@ def row(rank: int, seq: int, enter_us: int, exit_us: int, wait_us: int = 0, **mo
 ROWS = pd.DataFrame(
     [row(0, 0, 1000, 3500, 2000), row(1, 0, 3000, 3500), row(0, 1, 6000, 6500), row(1, 1, 5000, 6500, 1000)]
 )
-
-
-def validate(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The documented form of trace events; slices of one track nest."""
-    events = json.loads(json.dumps(trace))["traceEvents"]
-    open_until: dict[tuple[int, int], list[float]] = {}
-    for event in events:
-        assert event["ph"] in "XMbe" and isinstance(event["name"], str)
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
-        if event["ph"] == "M":
-            continue
-        assert event["ts"] >= 0 and event["cat"]
-        if event["ph"] in "be":
-            assert event["id"]
-            continue
-        stack = open_until.setdefault((event["pid"], event["tid"]), [])
-        while stack and stack[-1] <= event["ts"] + 1e-6:
-            stack.pop()
-        assert event["dur"] >= 0 and (not stack or event["ts"] + event["dur"] <= stack[-1] + 1e-6), "slices must nest"
-        stack.append(event["ts"] + event["dur"])
-    return events
 
 
 def test_each_rank_has_a_track_with_its_steps_and_calls_inside() -> None:
@@ -112,3 +91,43 @@ def test_a_message_that_was_waited_for_leads_to_its_sender() -> None:
     slow = step()
     slow.rank_end_ns = [4 * MS, 10 * MS]
     assert critical_path(slow, rows) == [(0, 0, 4000 * US), (1, 4000 * US, 10 * MS)]
+
+
+def test_a_rank_is_held_against_its_own_groups_calls():
+    """Two groups of one axis: rank 3 is last to all of its group's calls, not to half of everybody's."""
+    others = ROWS.assign(rank=ROWS["rank"] + 2, group_id=1)
+    others = others[others["seq"] == 0]
+    found = stragglers(pd.concat([ROWS, others])).set_index("rank")
+    assert found.loc[3, "share"] == 1.0 and found.loc[3, "of"] == 1
+    assert found.loc[1, "share"] == 0.5 and found.loc[1, "of"] == 2
+
+
+SLICE = {"ph": "X", "name": "a", "cat": "c", "pid": 1, "tid": 1, "ts": 0, "dur": 10}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {**SLICE, "ts": 5},
+        {**SLICE, "ts": 20, "dur": -1},
+        {**SLICE, "ts": 20, "tid": "main"},
+        {**SLICE, "ts": -1},
+        {**SLICE, "ts": 20, "cat": ""},
+        {**SLICE, "ts": float("nan")},
+        {**SLICE, "ph": "Z"},
+        {**SLICE, "ph": "B", "ts": 20},
+        {**SLICE, "ph": "E", "ts": 20},
+        {**SLICE, "ph": "b", "ts": 20, "id": "r"},
+        {**SLICE, "ph": "e", "ts": 20, "id": "r"},
+        {**SLICE, "ph": "f", "ts": 5, "id": 7},
+        {**SLICE, "ph": "s", "ts": 5, "id": 7, "tid": 9},
+        {"ph": "M", "name": "colour", "pid": 1, "tid": 1, "args": {"name": "red"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"title": "rank 0"}},
+    ],
+    ids=str,
+)
+def test_what_breaks_the_form_is_caught(wrong: dict[str, Any]) -> None:
+    right = [SLICE, {**SLICE, "ph": "s", "id": 1, "ts": 2}, {**SLICE, "ph": "f", "id": 1, "ts": 3}]
+    validate({"traceEvents": right})
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        validate({"traceEvents": [*right, wrong]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -183,11 +184,11 @@ def test_what_cannot_be_told_is_not_told():
 # ---- waiting
 
 
-def _calls(late: list[int], size: int = 2) -> pd.DataFrame:
-    """One all-reduce each; rank late[i] comes 5 ms after the others."""
+def _calls(late: list[int], size: int = 2, lag_ms: float = 5.0, num_layers: int = 4) -> pd.DataFrame:
+    """One all-reduce each, layer after layer; rank late[i] comes so much after the others."""
     rows = [
         {"epoch": 1, "group_id": 1, "seq": seq, "op": "all_reduce", "axis": "tp", "phase": "decode", "rank": rank,
-         "enter_ns": seq * 100 * MS + (5 * MS if rank == last else rank)}
+         "layer": seq % num_layers, "enter_ns": seq * 100 * MS + (round(lag_ms * MS) if rank == last else rank)}
         for seq, last in enumerate(late)
         for rank in range(size)
     ]  # fmt: skip
@@ -203,6 +204,22 @@ def test_a_straggler_is_named_and_ranks_that_take_turns_are_not():
     assert figures["straggler"] is None and "No rank in particular" in sentence
     assert who_is_late(_calls([1] * 3), ("decode",), by_rank)[1]["straggler"] is None, "three are chance"
     assert who_is_late(_calls([1] * 40), ("prefill",), by_rank)[1]["straggler"] is None
+
+
+def test_who_is_late_in_one_layer_is_named_with_the_layer_though_last_to_few_calls():
+    """Rank 1 is 5 ms late to layer 2; elsewhere whoever is last comes a few microseconds after the other."""
+    even = _calls([0, 1] * 80, lag_ms=0.01)
+    late = _calls([1] * 160)
+    rows = pd.concat([even[even["layer"] != 2], late[late["layer"] == 2]])
+    sentence, figures = who_is_late(rows, ("decode",), [{"rank": 0, "wait": 0.3}, {"rank": 1, "wait": 0.0}])
+    assert (figures["straggler"], figures["layer"]) == (1, 2) and figures["behind_us"] == pytest.approx(5000)
+    assert "Rank 1 is last to 100% of the tp collectives of layer 2, by 5000 µs" in sentence
+    by_turns = _calls([seq // 4 % 2 for seq in range(160)])
+    turns = pd.concat([even[even["layer"] != 2], by_turns[by_turns["layer"] == 2]])
+    assert who_is_late(turns, ("decode",), [])[1]["straggler"] is None, "now one is late to layer 2, now the other"
+    once = even.copy()
+    once.loc[(once["seq"] == 10) & (once["rank"] == 1), "enter_ns"] += 500 * MS
+    assert who_is_late(once, ("decode",), [])[1]["straggler"] is None, "one stall is no straggler"
 
 
 def test_a_verdict_of_waiting_says_for_whom():
@@ -228,7 +245,10 @@ def test_an_explanation_shows_itself_as_text_html_and_json():
     found = explain(made_run(), made_run(ttft={**TTFT, "queue": 105.0}))
     text, page = repr(found), found._repr_html_()
     assert "tp2, lab-5m, chat at 10 requests/s" in text and "What grew:" in text
+    assert "Of the ranks' time in steps, " in text and found.steps_unaccounted is not None
     assert "prefill compute" in text and "80.00 ms" in text and "Steady from 0.0 s to 3.9 s." in text
     assert page.count("<table") == page.count("</table>") == 8 and "prefill compute" in page
+    lengths = [float(width) for width in re.findall(r"width:([\d.]+)%", page)]
+    assert lengths.count(40.0) == 4, "80 of 100 ms, and of 200: both loads' TTFT stands on one scale of 200 ms"
     told = json.loads(json.dumps(found.to_dict()))
     assert {v["percentile"] for v in told["verdicts"]} == {50, 95} and told["other"]["waterfalls"]

@@ -17,13 +17,18 @@ from labkit.engine.profiling import StepProfiler
 from labkit.measure.intervals import common, total, union, without
 from labkit.measure.kernel_classes import class_of_kernel, class_of_stack, product_work
 from labkit.measure.kernels import COLLECTIVE_CAT, STEP_CAT, TAGS_PID, parse, read_trace
+from labkit.measure.nccl_match import FAMILIES, match_nccl
 from labkit.measure.profile_trace import merge
 from labkit.measure.recorder import AXIS_CODES, DECODE, OP_CODES, RING_DTYPE
-from tests.measure.test_chrome_trace import validate
+from tests.measure.trace_form import validate
 
 
 def slice_(name: str, cat: str, ts: float, dur: float, tid: int = 7, pid: int = 0, **args: Any) -> dict[str, Any]:
     return {"ph": "X", "name": name, "cat": cat, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+NCCL_TOLD = {"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "BFloat16"}
+"""As torch's profiler says of a kernel of NCCL: 8 elements of 2 bytes."""
 
 
 def cuda_trace() -> dict[str, Any]:
@@ -33,7 +38,7 @@ def cuda_trace() -> dict[str, Any]:
     shapes = {"Input Dims": [[4, 8], [8, 2]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
     events = [
         slice_("step 3", STEP_CAT, 0, 100, pid=TAGS_PID, tid=0),
-        slice_("all_reduce (tp)", COLLECTIVE_CAT, 30, 31, pid=TAGS_PID, tid=0),
+        slice_("all_reduce (tp)", COLLECTIVE_CAT, 30, 31, pid=TAGS_PID, tid=0, op="all_reduce", bytes=16),
         slice_("aten::linear", "cpu_op", 0, 9, **host),
         slice_("aten::mm", "cpu_op", 1, 6, **host, **shapes),
         slice_("cudaLaunchKernel", "cuda_runtime", 2, 2, **host, correlation=11),
@@ -45,7 +50,9 @@ def cuda_trace() -> dict[str, Any]:
         slice_("cudaDeviceSynchronize", "cuda_runtime", 26, 2, **host, correlation=15),
         slice_("sm90_xmma_gemm_bf16", "kernel", 10, 20, correlation=11, stream=7),
         slice_("some_new_gemm_name", "kernel", 30, 10, correlation=12, stream=7),
-        slice_("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "kernel", 30, 30, tid=20, correlation=13, stream=20),
+        slice_(
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "kernel", 30, 30, tid=20, correlation=13, stream=20, **NCCL_TOLD
+        ),
         slice_("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 70, 5, correlation=14, stream=7),
         slice_("void vendor::gemv<int>()", "kernel", 80, 4, stream=7),
         {"ph": "s", "id": 11, "pid": 42, "tid": 42, "ts": 2, "cat": "ac2g", "name": "ac2g"},
@@ -70,6 +77,57 @@ def test_a_cuda_trace_is_told_by_class_and_adds_up() -> None:
     # 2·4·8·2 operations and 2·(32 + 16 + 8) bytes in 20 µs
     assert found.products == pytest.approx({"gflop_s": 128 / 20e3, "gb_s": 112 / 20e3})
     assert [work["name"] for work in found.to_dict(1)["works"]] == ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL"]
+
+
+def rows_and_kernels() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the door notes of one step with every operation, and the kernels that it launches."""
+    asked = [("all_reduce", 64), ("all_gather", 32), ("all_reduce", 16), ("all_to_all", 8), ("reduce_scatter", 64),
+             ("send", 24), ("send", 0), ("recv", 24), ("gather", 40), ("broadcast", 8), ("barrier", 0)]  # fmt: skip
+    rows = [slice_(op, COLLECTIVE_CAT, 10 * at, 8, op=op, bytes=size) for at, (op, size) in enumerate(asked)]
+    kernels = []
+    for at, (op, size) in enumerate(asked):
+        family, count = FAMILIES[op] if (op, size) != ("send", 0) else ("", 0)
+        told = {"In msg nelems": size // 4, "dtype": "Float"} if "all_to" not in op else {"dtype": "Int"}
+        kernels += [slice_(f"ncclDevKernel_{family}_f32", "kernel", 10 * at + 1 + k, 1, **told) for k in range(count)]
+    return rows, kernels
+
+
+def test_kernels_of_nccl_are_the_doors_rows_one_for_one() -> None:
+    rows, kernels = rows_and_kernels()
+    found = match_nccl(kernels[::-1], rows)
+    assert (found.num_matched, found.num_same_bytes, found.num_differing) == (11, 6, 0), found.differences
+    assert found.sentence == "11 NCCL kernels are the door's collectives, one for one."
+    captured = [slice_("ncclDevKernel_AllReduce_f32", "kernel", 500, 1, correlation=77)]
+    found = match_nccl([*kernels, *captured], rows, frozenset([77]))
+    assert (found.num_in_graphs, found.num_differing) == (1, 0)
+    hand_made = parse(cuda_trace()).nccl
+    assert hand_made is not None and (hand_made.num_matched, hand_made.num_same_bytes) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda rows, kernels: (rows, kernels[1:]), "2 kernels of AllReduce ran, and the door has 3"),
+        (lambda rows, kernels: (rows[:-1], kernels), "3 kernels of AllReduce ran, and the door has 2"),
+        (lambda rows, kernels: (rows[:3] + rows[4:], kernels), "4 kernels of SendRecv ran, and the door has 2"),
+        (lambda rows, kernels: ([{**rows[0], "args": {"op": "all_reduce", "bytes": 60}}, *rows[1:]], kernels),
+         "AllReduce 1 moved 64 bytes, and the door noted 60"),
+        (lambda rows, kernels: (rows, [*kernels, slice_("ncclDevKernel_Reduce_f32", "kernel", 7, 1)]),
+         "1 kernels of ncclDevKernel_Reduce_f32 ran, and the door has 0"),
+    ],
+)  # fmt: skip
+def test_what_one_of_the_two_did_not_see_is_told(change: Any, says: str) -> None:
+    rows, kernels = change(*rows_and_kernels())
+    found = match_nccl(kernels, rows)
+    assert found.num_differing >= 1 and says in found.sentence
+
+
+def test_a_door_that_missed_a_collective_shows_in_the_profile() -> None:
+    trace = cuda_trace()
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != COLLECTIVE_CAT]
+    found = parse(trace)
+    assert found.nccl is not None and "1 kernels of AllReduce ran, and the door has 0" in found.nccl.sentence
+    assert found.to_dict()["nccl"]["num_differing"] == 1
 
 
 def test_time_between_steps_is_idle_apart_from_gaps_in_steps() -> None:
@@ -142,7 +200,7 @@ def test_the_merged_trace_holds_both_and_is_of_the_documented_form(cpu_trace: di
     merged = merge(ours, {2: cpu_trace, 1: cuda_trace()})
     flows = [event for event in merged["traceEvents"] if event["ph"] in "sf"]
     assert {event["id"] for event in flows} == {"rank1-11"} and len(flows) == 2
-    events = validate({"traceEvents": [event for event in merged["traceEvents"] if event["ph"] in "XMbe"]})
+    events = validate(merged)
     decode = next(event for event in events if event["name"] == "decode")
     product = next(event for event in events if event["name"] == "aten::mm" and event["pid"] // 100 == 12)
     assert decode["ts"] - 200 <= product["ts"] <= decode["ts"] + decode["dur"]

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.measure.kernels import COLLECTIVE_CAT, parse
 from labkit.measure.recorder import OPS, RING_DTYPE
 from labkit.parallel.comm import Door, Group
 from labkit.parallel.fabric_torch import TorchFabric
 from labkit.parallel.ring import EventRing
-from tests.parallel import on_ranks
+from tests.parallel import nccl_ranks, on_ranks
 from tests.parallel.team import Team
 
 
@@ -55,3 +56,15 @@ def test_every_call_over_nccl_gives_what_one_process_computes(team: Team) -> Non
         for name in want:
             for a, b in zip(got[name], want[name], strict=True):
                 torch.testing.assert_close(a, b, msg=name)
+
+
+@pytest.mark.multi_gpu
+def test_the_profilers_kernels_are_the_doors_rows_one_for_one(team: Team) -> None:
+    for trace in team.run(nccl_ranks.profiled_calls, ranks=(0, 1)):
+        found = parse(trace).nccl
+        assert found is not None and found.num_differing == 0, found
+        assert found.num_matched == nccl_ranks.NUM_STEPS * nccl_ranks.CALLS_A_STEP
+        rows = [event for event in trace["traceEvents"] if event.get("cat") == COLLECTIVE_CAT]
+        trace["traceEvents"].remove(rows[0])
+        missing = parse(trace).nccl
+        assert missing is not None and missing.num_differing > 0

@@ -122,6 +122,9 @@ def test_real_nodes_join_with_their_own_torchrun_come_back_and_are_let_go(wiring
         state = server.ask("/lab/state")
         assert state["topology"]["kind"] == "nodes that joined" and state["topology"]["num_nodes"] == 2
         assert state["clock"] == "minimum"
+        (clock,) = state["clocks"]
+        assert clock["ranks"] == [2, 3] and clock["num_round_trips"] >= 8
+        assert abs(clock["offset_ns"] + 3600 * 10**9) <= clock["uncertainty_ns"] < 10**9, "it is an hour, exactly"
         server.ask("/lab/switch", {"layout": "tp4"})
         assert _complete(server) == unsplit
         server.ask("/lab/fault", {"rank": 3, "kind": "kill"})

@@ -137,3 +137,14 @@ def test_nothing_is_told_by_colour_alone(figure: Any):
     shapes = [(t.marker.pattern.shape, t.name) for t in figure({"x": pipeline_run()}).data]
     assert len([name for shape, name in shapes if not shape]) <= 2
     assert len({shape for shape, _ in shapes if shape}) == len([shape for shape, _ in shapes if shape])
+
+
+def test_a_gantt_over_several_hosts_says_how_far_their_clocks_agree():
+    run = pipeline_run()
+    assert "clocks agree" not in _notes(stage_gantt([run]))
+    run.summary["environment"]["clocks"] = [{"host": "far", "ranks": [1], "uncertainty_ns": 40_000}]
+    assert "clocks agree to ± 0.040 ms" in _notes(stage_gantt([run]))
+
+
+def _notes(figure) -> str:
+    return " ".join(note.text for note in figure.layout.annotations)

@@ -57,13 +57,21 @@ def test_stages_come_from_the_step_records_and_anew_once_a_second(session: LiveS
     tell(session, recent_step("pp2"))
     gantt = frame_of(session.snapshot()).gantt
     assert gantt is not None and [(row.stage, row.ranks) for row in gantt.rows] == [(0, [0]), (1, [1])]
-    assert gantt.rows[1].bars[0][1:] == [15, 10, 2]
+    assert gantt.rows[1].bars[0][1:] == [15, 10, 2] and gantt.clock_ms is None
     tell(session, recent_step("pp2", step_id=1))
     again = frame_of(session.snapshot()).gantt
     assert again == gantt, "within the second the picture stands"
     session._stages = (0.0, None)
     anew = frame_of(session.snapshot()).gantt
     assert anew is not None and len(anew.rows[0].bars) == 2
+
+
+def test_stages_on_several_hosts_come_with_how_far_their_clocks_agree(session: LiveSession) -> None:
+    clock = {"host": "far", "ranks": [1], "offset_ns": 9 * MS, "best_round_trip_ns": MS, "num_round_trips": 9}
+    session.watch.state = state_of("pp2", clocks=[{**clock, "uncertainty_ns": MS // 4}])
+    tell(session, recent_step("pp2"))
+    gantt = frame_of(session.snapshot()).gantt
+    assert gantt is not None and gantt.clock_ms == 0.25
 
 
 def test_experts_with_their_owners(session: LiveSession) -> None:

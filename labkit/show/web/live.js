@@ -1,5 +1,6 @@
 // The page Layouts: what changes when only the split of the model over the ranks does.
 
+import { besidePanel } from "./beside.js";
 import { Controls } from "./controls.js";
 import { crossingsPanel } from "./crossings.js";
 import { expertsPanel } from "./experts.js";
@@ -10,16 +11,23 @@ import { LivePage } from "./page.js";
 import { inflightPanel, throughputPanel } from "./timeline.js";
 import { memoryPanel, ownershipPanel, sharesPanel } from "./ranks.js";
 import { waterfallPanel } from "./waterfall.js";
+import { whyPanel } from "./why.js";
 
 const OBJECTIVE_EVERY_MS = 150;
 
 class LayoutsPage extends LivePage {
   constructor(model, element) {
-    super(model, element, { title: "page", traits: ["choices"] });
+    super(model, element, { title: "page", traits: ["choices", "stored"] });
   }
 
   makeContext() {
-    return { ...super.makeContext(), choices: () => this.model.get("choices"), onPin: () => this.togglePin() };
+    return {
+      ...super.makeContext(),
+      choices: () => this.model.get("choices"),
+      stored: () => this.model.get("stored") ?? [],
+      onPin: () => this.togglePin(),
+      onStored: (runId) => this.pinStored(runId),
+    };
   }
 
   makeControls() {
@@ -32,7 +40,7 @@ class LayoutsPage extends LivePage {
     return [
       ladderPanel(ctx, { id: "ttft", metric: "ttft_ms", step: 1, onObjective }),
       ladderPanel(ctx, { id: "tpot", metric: "tpot_ms", step: 0.5, onObjective }),
-      waterfallPanel(ctx), throughputPanel(ctx), ownershipPanel(ctx), inflightPanel(ctx), memoryPanel(ctx), kvPanel(ctx),
+      besidePanel(ctx), whyPanel(ctx), waterfallPanel(ctx), throughputPanel(ctx), ownershipPanel(ctx), inflightPanel(ctx), memoryPanel(ctx), kvPanel(ctx),
       sharesPanel(ctx), crossingsPanel(ctx), expertsPanel(ctx), poolsPanel(ctx), ganttPanel(ctx),
     ];
   }
@@ -42,10 +50,27 @@ class LayoutsPage extends LivePage {
     this.root.dataset.n = this.frame?.run?.ttft_ms.n ?? 0;
   }
 
+  /** A stored run, which comes with every frame, or a layout pinned here. */
+  ghost() {
+    const beside = this.frame?.beside;
+    if (!beside?.run_id) return this.pin;
+    const { run, at, recorder, memory, why } = beside;
+    return { run, at, recorder, why, name: run.layout_name, stored: true, lab: memory.length ? { memory } : null };
+  }
+
   togglePin() {
     const { frame } = this;
     const at = new Date().toLocaleTimeString([], { hour12: false });
-    this.pin = this.pin ? null : structuredClone({ run: frame.run, lab: frame.lab, name: frame.run.layout_name, at });
+    if (this.ghost()) return this.pinStored("");
+    this.pin = structuredClone({ run: frame.run, lab: frame.lab, why: frame.why, name: frame.run.layout_name, at });
+    this.send({ type: "pin" });
+    this.draw();
+  }
+
+  /** "": nothing is pinned any more. */
+  pinStored(runId) {
+    this.pin = null;
+    this.send(runId ? { type: "pin", run_id: runId } : { type: "unpin" });
     this.draw();
   }
 

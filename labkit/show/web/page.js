@@ -112,7 +112,7 @@ export class LivePage {
     if (!this.frame) return;
     this.head.show(this.frame);
     this.banners.show(this.frame, this.stale, this.paused);
-    this.controls.show(this.frame, { paused: this.paused, pinned: this.pin });
+    this.controls.show(this.frame, { paused: this.paused, pinned: this.ghost() });
     if (!this.paused) this.drawPanels();
     this.root.dataset.layout = this.frame.lab?.layout ?? "";
     this.root.dataset.role = this.frame.role;
@@ -120,7 +120,8 @@ export class LivePage {
 
   /** Panels of axes that the layout does not use are hidden; a last one that would stand alone gets the whole row. */
   drawPanels() {
-    this.panels.forEach((panel) => panel.show(this.frame, this.pin));
+    const ghost = this.ghost();
+    this.panels.forEach((panel) => panel.show(this.frame, ghost));
     const shown = this.panels.filter((panel) => !panel.element.hidden && !panel.spec.wide);
     for (const panel of shown) panel.element.classList.toggle("lk-wide", shown.length % 2 === 1 && panel === shown.at(-1));
   }
@@ -155,6 +156,11 @@ export class LivePage {
   togglePause() {
     this.paused = !this.paused;
     this.draw();
+  }
+
+  /** What stands beside the current figures. */
+  ghost() {
+    return this.pin;
   }
 
   announce() {}

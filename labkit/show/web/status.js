@@ -67,7 +67,9 @@ export class Head {
     const kind = frame.provenance ?? (frame.run?.ttft_ms.n > 0 ? "measured" : "none");
     const at = frame.measured_at ?? frame.run?.started_at ?? "";
     this.badge.dataset.provenance = kind;
-    put(this.badge, `${BADGES[kind]} ${t(frame.provenance && kind !== "none" ? `badge.fabric.${kind}` : `badge.${kind}`, { at })}`);
+    const waits = kind === "none" && frame.role === "running" && frame.run;
+    const id = waits ? "badge.waiting" : frame.provenance && kind !== "none" ? `badge.fabric.${kind}` : `badge.${kind}`;
+    put(this.badge, `${BADGES[kind]} ${t(id, { at })}`);
   }
 
   drawState(frame, t) {
