@@ -1,113 +1,164 @@
-"""Our load client against `vllm bench serve`, turn about on one vLLM server: do they see the same TTFT and TPOT?
+"""Our load client against `vllm bench serve`, turn about on one server: do they see the same TTFT and TPOT?
 
-The server is started as `labkit run --engine vllm` starts it. Closed loop, greedy, 128 tokens in and 64 out, every
-prompt new; each round is one run of either client, and the ratio of their medians is taken round by round, so that a
-machine whose speed drifts drifts for both. Prints a table, and one JSON line last.
+The server is started as `labkit run --engine vllm` starts it, without a prefix cache, since both clients send the same
+prompts. Greedy, 128 tokens in and 64 out; both clients have the same place in the system's line for the cores. A round
+is one run of either, and who goes first changes every round; with --together both run at once, each with the whole
+load, so that whatever else the machine does is done to both. With --known-schedule both are held against the C server
+that logs its own instants instead, which tells whose clock is true. The Python needs vLLM with its `bench` extra.
+Prints a table, and one JSON line last.
 
-    python benchmarks/vllm_bench.py --python PATH/TO/PYTHON/WITH/VLLM [--layouts tp1 tp2] [--rounds 3]
+    python benchmarks/vllm_bench.py --python PATH/TO/PYTHON/WITH/VLLM [--layouts tp1 tp2] [--loads 1 4 2/s] [--rounds 6]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from known_schedule import build, default_source, read_log, served
+from paired import ratio_of_medians
+from vllm_client import Figures, Load, VllmClient, ours
+
 from labkit.cluster.engine_plan import SERVED_NAME, EnginePlan, find_engine
-from labkit.cluster.engines import EngineServer, started
+from labkit.cluster.engines import started
 from labkit.cluster.topology import look_at_machine
 from labkit.lab.engine_model import serve_model
 from labkit.layout import Layout
 from labkit.load.driver import DriverProcess
-from labkit.load.lengths import Lengths
-from labkit.load.spec import RunSpec
 from labkit.load.target import Target
-from labkit.load.workload import Part, Workload
-from labkit.measure.metrics import tpot_ms, ttft_ms
 from labkit.plan.deploy import deploy_flags
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
-WORKLOAD = Workload(
-    name="pair",
-    title="128 tokens in, 64 out",
-    parts=(Part(Lengths("constant", tokens=PROMPT_TOKENS), Lengths("constant", tokens=OUTPUT_TOKENS)),),
-)
+PROMPT_TOKENS, OUTPUT_TOKENS, KNOWN_TOKENS = 128, 64, 32
+FIGURES = ("ttft_ms", "tpot_ms")
 AIM = 0.05
-Figures = dict[str, float]
 
 
-def ours(
-    server: EngineServer, driver: DriverProcess, args: argparse.Namespace, vocab_size: int, num: int = 0
-) -> Figures:
-    spec = RunSpec(
-        target=Target(url=server.url, model=SERVED_NAME), run_id=f"pair-{time.monotonic_ns()}", workload=WORKLOAD,
-        num_requests=num or args.requests, concurrency=args.concurrency, vocab_size=vocab_size,
-    )  # fmt: skip
-    records = driver.run(spec).records
-    if bad := [record for record in records if record.status != "completed" or record.n != OUTPUT_TOKENS]:
-        raise SystemExit(f"{len(bad)} of {len(records)} requests went wrong: {bad[0].error or bad[0]}")
-    return {
-        "ttft_ms": statistics.median(value for record in records if (value := ttft_ms(record)) is not None),
-        "tpot_ms": statistics.median(value for record in records if (value := tpot_ms(record)) is not None),
-        "prompt_tokens": statistics.mean(record.prompt_tokens for record in records),
-    }
+class Pair:
+    """Both clients, and where their files go."""
+
+    def __init__(self, args: argparse.Namespace, driver: DriverProcess, scratch: Path) -> None:
+        self.args, self.driver, self.folder = args, driver, args.keep or scratch
+        driver.warm()
+        model = serve_model(args.model, Layout())
+        self.vocab_size = model.vocab_size
+        beside = None if args.own_priority else driver.pid
+        self.vllm = VllmClient(find_engine("vllm", args.python)[0], model.path, beside)
+
+    def round(self, target: Target, load: Load, name: str, turn: int, dialect: dict) -> Figures:
+        """Shape (2 clients, 2 figures, requests), ours first; SystemExit where they did not send the same prompts."""
+        spec = self.spec(target, load, self.args.requests, OUTPUT_TOKENS)
+        result = self.folder / f"{name}-{turn}.json"
+        if self.args.together:
+            found: list = []
+            theirs, b = self.vllm.run(spec, load, dialect, result, lambda: found.append(ours(self.driver, spec)))
+            report, a = found[0]
+        elif turn % 2:
+            theirs, b = self.vllm.run(spec, load, dialect, result)
+            report, a = ours(self.driver, spec)
+        else:
+            report, a = ours(self.driver, spec)
+            theirs, b = self.vllm.run(spec, load, dialect, result)
+        lengths = [record.prompt_tokens for record in report.records]
+        if lengths != theirs["input_lens"]:
+            raise SystemExit(f"The prompts differ: {lengths[:5]} tokens of ours, {theirs['input_lens'][:5]} of theirs.")
+        medians = np.median([a, b], axis=2).round(3).tolist()
+        note(f"{name} round {turn}, load average {os.getloadavg()[0]:.1f}: labkit {medians[0]}, vllm {medians[1]}")
+        return np.array([a, b])
+
+    def spec(self, target: Target, load: Load, num_requests: int, output_tokens: int):
+        run_id = f"pair-{time.monotonic_ns()}"
+        return load.spec(
+            num_requests, PROMPT_TOKENS, output_tokens, target=target, run_id=run_id, vocab_size=self.vocab_size
+        )
 
 
-def theirs(
-    server: EngineServer, program: str, args: argparse.Namespace, model: str, scratch: Path, seed: int
-) -> Figures:
-    result = (args.keep or scratch) / f"vllm-{server.plan.num_ranks}-ranks-{seed}.json"
-    command = [
-        program, "bench", "serve", "--base-url", server.url, "--endpoint", "/v1/completions", "--model", SERVED_NAME,
-        "--tokenizer", model, "--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS),
-        "--random-output-len", str(OUTPUT_TOKENS), "--num-prompts", str(args.requests), "--max-concurrency",
-        str(args.concurrency), "--ignore-eos", "--temperature", "0", "--seed", str(seed), "--disable-tqdm",
-        "--save-result", "--save-detailed", "--result-filename", str(result),
-    ]  # fmt: skip
-    made = subprocess.run(command, capture_output=True, text=True)
-    if made.returncode or not result.exists():
-        raise SystemExit(f"vllm bench serve ended with {made.returncode}:\n{made.stdout[-1500:]}{made.stderr[-1500:]}")
-    found = json.loads(result.read_text())
-    return {
-        "ttft_ms": found["median_ttft_ms"],
-        "tpot_ms": found["median_tpot_ms"],
-        "prompt_tokens": found["total_input_tokens"] / found["completed"],
-    }
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def compare(layout: str, args: argparse.Namespace, scratch: Path, driver: DriverProcess) -> dict:
+def on_vllm(pair: Pair, layout: str, args: argparse.Namespace, scratch: Path) -> list[dict]:
     flags = deploy_flags("vllm", Layout.parse(layout))
-    model, program = serve_model(args.model, flags.layout), find_engine("vllm", args.python)
-    plan = EnginePlan("vllm", program, model.path, flags.flags, flags.layout.world_size, flags.environment, args.extra)
-    rounds: list[tuple[Figures, Figures]] = []
+    model, extra = serve_model(args.model, flags.layout), ["--no-enable-prefix-caching", *args.extra]
+    program = find_engine("vllm", args.python)
+    plan = EnginePlan("vllm", program, model.path, flags.flags, flags.layout.world_size, flags.environment, extra)
+    rows = []
     with started(plan, look_at_machine(), scratch / f"{layout}.log") as server:
-        ours(server, driver, args, model.vocab_size, 4)  # not counted: page faults, connections, the first shapes
-        for index in range(args.rounds):
-            a = ours(server, driver, args, model.vocab_size)
-            b = theirs(server, program[0], args, model.path, scratch, index)
-            rounds.append((a, b))
-            print(f"{layout} round {index}: labkit {a}, vllm bench {b}", file=sys.stderr, flush=True)
-    return {"layout": layout, **summed_up(rounds)}
+        target = Target(url=server.url, model=SERVED_NAME, prompt_mode="text")
+        for load in args.loads:
+            # not counted: page faults, the first shapes, and what the server takes
+            report, _ = ours(pair.driver, pair.spec(target, load, 4, OUTPUT_TOKENS))
+            name = f"vllm-{layout}-{str(load).replace(' ', '').replace('/', 'per')}"
+            rounds = [pair.round(target, load, name, turn, report.options) for turn in range(args.rounds)]
+            rows.append({"server": f"vLLM {layout}", "load": str(load), **summed_up(rounds)})
+    return rows
 
 
-def summed_up(rounds: Sequence[tuple[Figures, Figures]]) -> dict:
-    found: dict = {"prompt_tokens": [rounds[0][0]["prompt_tokens"], rounds[0][1]["prompt_tokens"]]}
-    for name in ("ttft_ms", "tpot_ms"):
-        ratios = [a[name] / b[name] for a, b in rounds]
-        found[name] = {
-            "labkit": statistics.median(a[name] for a, _ in rounds),
-            "vllm_bench": statistics.median(b[name] for _, b in rounds),
-            "ratio": statistics.median(ratios),
-            "ratio_range": [min(ratios), max(ratios)],
-            "within_aim": abs(statistics.median(ratios) - 1) <= AIM,
-        }
+def summed_up(rounds: Sequence[Figures]) -> dict:
+    found: dict = {}
+    for index, name in enumerate(FIGURES):
+        figures = ratio_of_medians([both[:, index] for both in rounds])
+        found[name] = {**figures, "within_aim": abs(figures["ratio"] - 1) <= AIM}
     return found
+
+
+def on_known_schedule(pair: Pair, args: argparse.Namespace, scratch: Path) -> list[dict]:
+    """What either says, minus what the server did, by request."""
+    binary = build(args.known_schedule, scratch)
+    rows = []
+    for load in args.loads:
+        off: dict[str, list[Figures]] = {"labkit": [], "vllm bench": []}
+        for turn in range(args.rounds):
+            for client in sorted(off, reverse=bool(turn % 2)):
+                off[client].append(_off(pair, client, binary, load, scratch / f"known-{client[:4]}-{turn}.csv"))
+        for client, rounds in off.items():
+            pooled = np.concatenate(rounds, axis=1)
+            figures = {name: _spread(pooled[index]) for index, name in enumerate(FIGURES)}
+            rows.append({"server": "known schedule", "load": str(load), "client": client, **figures})
+    return rows
+
+
+def _off(pair: Pair, client: str, binary: Path, load: Load, log: Path) -> Figures:
+    with served(binary, log, ()) as target:
+        spec = pair.spec(target, load, pair.args.requests, KNOWN_TOKENS)
+        if client == "labkit":
+            _, figures = ours(pair.driver, spec)
+        else:
+            _, figures = pair.vllm.run(spec, load, {}, log.with_suffix(".json"))
+    truths = read_log(log)[-spec.num_requests :]  # what vLLM's client tries a server with comes before them
+    first = [(row.first_ns - row.received_ns) / 1e6 for row in truths]
+    each = [(row.last_ns - row.first_ns) / 1e6 / (row.num_tokens - 1) for row in truths]
+    return figures - np.array([first, each])
+
+
+def _spread(values: Figures) -> dict[str, float]:
+    return {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
+
+
+def show(rows: Sequence[dict]) -> None:
+    print("server          load    figure     labkit  vllm bench   ratio  (95 % interval)  within 5 %    medians, ms")
+    for row in rows:
+        for name in FIGURES:
+            f = row[name]
+            (mine, its), (low, high) = f["medians"], f["interval"]
+            print(
+                f"{row['server']:<15} {row['load']:<7} {name} {mine:9.2f}  {its:10.2f}  {f['ratio']:6.3f}  "
+                f"({low:.3f}-{high:.3f})    {'yes' if f['within_aim'] else 'NO'}"
+            )
+
+
+def show_known(rows: Sequence[dict]) -> None:
+    print("load    client      figure    what it says minus what the server did, ms:   p50      p90      p99")
+    for row in rows:
+        for name in FIGURES:
+            f = row[name]
+            print(f"{row['load']:<7} {row['client']:<11} {name} {f['p50']:48.3f} {f['p90']:8.3f} {f['p99']:8.3f}")
 
 
 def main() -> None:
@@ -115,24 +166,23 @@ def main() -> None:
     parser.add_argument("--python", default="", help="the Python that has vLLM; else LABKIT_VLLM_PYTHON")
     parser.add_argument("--model", default="lab-30m")
     parser.add_argument("--layouts", nargs="+", default=["tp1", "tp2"])
-    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--loads", nargs="+", type=Load.parse, default=[Load(1), Load(4)], help="clients, or N/s")
     parser.add_argument("--requests", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--together", action="store_true", help="both clients at once instead of by turns")
+    parser.add_argument("--own-priority", action="store_true", help="leave vLLM's client the priority of a shell")
+    parser.add_argument("--known-schedule", type=Path, nargs="?", const=default_source(), help="its server.c")
     parser.add_argument("--keep", type=Path, help="a folder for vLLM's own result files (labkit import reads them)")
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="last: more words for vllm serve")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="labkit-vllm-bench-") as name, DriverProcess() as driver:
-        rows = [compare(layout, args, Path(name), driver) for layout in args.layouts]
-    print("layout  figure    labkit  vllm bench   ratio       (range)  medians, ms")
-    for row in rows:
-        for figure in ("ttft_ms", "tpot_ms"):
-            f = row[figure]
-            low, high = f["ratio_range"]
-            print(
-                f"{row['layout']:>6}  {figure}  {f['labkit']:7.2f}  {f['vllm_bench']:10.2f}  {f['ratio']:6.3f}  "
-                f"({low:.3f}-{high:.3f})"
-            )
-    print(json.dumps({"benchmark": "vllm_bench", "model": args.model, "concurrency": args.concurrency, "rows": rows}))
+    with tempfile.TemporaryDirectory(prefix="labkit-vllm-bench-") as folder, DriverProcess() as driver:
+        scratch, pair = Path(folder), Pair(args, driver, Path(folder))
+        if args.known_schedule:
+            rows = on_known_schedule(pair, args, scratch)
+        else:
+            rows = [row for layout in args.layouts for row in on_vllm(pair, layout, args, scratch)]
+    (show_known if args.known_schedule else show)(rows)
+    print(json.dumps({"benchmark": "vllm_bench", "model": args.model, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from labkit.server.client import ServerClient
 
 _PR_SET_PDEATHSIG = 1
+_DESCRIPTIONS = {
+    "layouts": "Live: compose a layout, put a load on it, and watch what moves.",
+    "fabric": "Live: where the ranks stand, what joins them as measured, and what they do with it.",
+}
+"""Of the dashboards, by their notebook's name."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,7 @@ def _dashboard_link(voila: Part, notebook: Path) -> dict[str, str]:
     return {
         "title": notebook.stem.capitalize(),
         "url": f"{base}voila/render/{notebook.name}?{query}",
-        "description": "Live dashboard.",
+        "description": _DESCRIPTIONS.get(notebook.stem, "Live dashboard."),
     }
 
 

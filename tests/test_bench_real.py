@@ -7,12 +7,16 @@ import asyncio
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from labkit.lab.bench import BenchPlan, marks, measure, summary
+from labkit.cli import app
+from labkit.lab.bench import Benchmark, BenchPlan, marks, measure, summary
 from labkit.layout import Layout, StepShape
 from labkit.measure.collectives import BOTH_PLACES, OPS, row
+from labkit.measure.pairs import pair_row
 
 pytestmark = pytest.mark.engine
 QUICK = {"num_warmup": 1, "num_rounds": 3, "num_bytes": (64, 5000)}
@@ -37,9 +41,15 @@ def test_each_group_of_an_axis_has_its_own_row() -> None:
     assert not any(row["wrong"] for row in rows)
 
 
-def test_a_wrong_answer_is_caught() -> None:
-    rows = bench("tp2", module="tests.cluster.lying_worker", num_bytes=(4096,))
+def test_a_wrong_answer_is_caught_and_a_wrong_message_in_its_pair() -> None:
+    async def ask() -> tuple[list[dict], list[dict]]:
+        plan = BenchPlan(Layout(tp=2), **{**QUICK, "num_bytes": (4096,)}, module="tests.cluster.lying_worker")
+        async with Benchmark(plan) as ranks:
+            return await ranks.rows(), await ranks.pairs()
+
+    rows, (pair,) = asyncio.run(ask())
     assert [row["wrong"] for row in rows] == [1, 1]
+    assert pair["wrong"] == 4, "rank 1's answer in each of the four questions"
 
 
 @pytest.mark.slow
@@ -80,6 +90,24 @@ def test_the_command_ends_with_one_json_line() -> None:
     found = json.loads(line)
     assert {(row["op"], row["bytes"]) for row in found["rows"]} == {("all_reduce", size) for size in (64, 256, 1024)}
     assert found["wrong"] == 0 and found["fits"] and found["marks"]
+
+
+def test_pairs_are_a_line_each_and_one_json_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks' part is above; here is the command's."""
+    pair = pair_row(0, 2, [20_000], [2_000_000], 4_000_000, wrong=0, fabric="gloo", spans_nodes=True)
+
+    async def measured(plan: BenchPlan, on_row: Any) -> list[dict]:
+        if on_row is not None:
+            on_row(pair)
+        return [pair]
+
+    monkeypatch.setattr("labkit.lab.bench.measure_pairs", measured)
+    command = ["bench", "collectives", "--ranks", "3", "--pairs", "--device", "cpu"]
+    lines = CliRunner().invoke(app, command).stdout.splitlines()
+    assert lines[1].split() == ["0,", "2", "10.0", "10.0", "4000000", "4.000", "0", "gloo", "across", "nodes"]
+    (line,) = CliRunner().invoke(app, [*command, "--json"]).stdout.splitlines()
+    found = json.loads(line)
+    assert found["pairs"] == [pair] and found["wrong"] == 0 and found["fabric"] == "shm"
 
 
 @pytest.mark.parametrize(

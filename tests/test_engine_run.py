@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,10 +19,12 @@ from typer.testing import CliRunner
 
 from labkit.cli import app
 from labkit.cluster.engine_plan import EngineError, find_engine
+from labkit.cluster.engine_shm import SHM
+from labkit.cluster.engines import remove_left
 from labkit.lab.engine_run import run_engine
 from labkit.lab.run import Run
 from labkit.layout import read_layout
-from labkit.paths import data_dir, repo_dir
+from labkit.paths import data_dir, home_dir, repo_dir
 from labkit.plan.deploy import deploy_flags
 
 STAND_IN = Path(__file__).parent / "cluster" / "stand_in_engine.py"
@@ -168,8 +172,7 @@ def test_the_flags_are_words_of_the_installed_vllm():
 @pytest.mark.timeout(900)
 @needs_vllm
 @pytest.mark.parametrize("layout", ["tp1", "tp2"])
-def test_a_real_vllm_is_started_measured_and_ended(layout: str):
-    before = {process.pid for process in psutil.process_iter()}
+def test_a_real_vllm_is_started_measured_and_ended(layout: str, nothing_of_vllm_is_left: None):
     run = run_engine(
         "vllm", layout, rate=2, seconds=5, model="lab-5m", length_scale=0.25, engine_args="--enforce-eager"
     )
@@ -178,8 +181,89 @@ def test_a_real_vllm_is_started_measured_and_ended(layout: str):
     assert told["version"] and told["metrics"]["generation_tokens"] >= sum(record.n for record in run.records)
     assert told["metrics"]["preemptions"] == 0 and told["metrics"]["kv_use"]["max"] < 1
     assert run.summary["tpot_ms"]["p50"] > 0
-    ours = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
-    assert not [process for process in ours if "vllm" in " ".join(process.info["cmdline"] or [])]
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+@needs_vllm
+@pytest.mark.parametrize(
+    ("when", "number"), [("starting", signal.SIGINT), ("running", signal.SIGINT), ("running", signal.SIGKILL)]
+)
+def test_whatever_ends_a_run_on_a_real_vllm_nothing_of_it_is_left(
+    when: str, number: signal.Signals, nothing_of_vllm_is_left: None
+):
+    words = ["run", "--engine", "vllm", "--layout", "tp2", "--model", "lab-5m", "--rate", "5", "--seconds", "120"]
+    words += ["--length-scale", "0.25", "--warmup", "0", "--engine-args", "--enforce-eager"]
+    sign, times = ("Loading safetensors", 1) if when == "starting" else ('"POST /v1/completions HTTP/1.1" 200', 12)
+    seen, before = _times_in_logs(sign), set(_left_processes())
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(repo_dir())}, preexec_fn=_hear_ctrl_c,
+    )  # fmt: skip
+    _wait_for(lambda: _times_in_logs(sign) >= seen + times, 300)
+    shell.send_signal(number)
+    out, err = shell.communicate(timeout=60)
+    if number is signal.SIGKILL:  # nobody was there to remove files: the ranks end by themselves, the next start does
+        _wait_for(lambda: not set(_left_processes()) - before, 60)
+        remove_left()
+        return
+    assert shell.returncode == 130, err
+    if when == "running":
+        assert json.loads(out.splitlines()[-1])["requests"]["completed"] >= 1
+    else:
+        assert out == "" and "stopped before anything was measured" in err
+
+
+def _times_in_logs(sign: str) -> int:
+    return sum(log.read_text(errors="replace").count(sign) for log in home_dir().glob("runs/*/vllm.log"))
+
+
+def _left_processes() -> list[psutil.Process]:
+    """Processes of vLLM that are this test's children, or have no labkit above them: those are nobody else's run."""
+    return [process for process in psutil.process_iter() if "vllm" in _words_of(process).lower() and _is_left(process)]
+
+
+def _words_of(process: psutil.Process) -> str:
+    try:
+        return " ".join([process.name(), *process.cmdline()[:3]])
+    except psutil.Error:
+        return ""
+
+
+def _is_left(process: psutil.Process) -> bool:
+    try:
+        above = process.parents()
+    except psutil.Error:
+        return False
+    return os.getpid() in [other.pid for other in above] or not any("labkit" in _words_of(other) for other in above)
+
+
+def _unmapped() -> set[Path]:
+    """Files of vLLM in shared memory that no living process has mapped: left behind by somebody."""
+    files = set(SHM.glob("vllm*"))
+    maps = (Path(f"/proc/{pid}/maps") for pid in psutil.pids()) if files else ()
+    used = "".join(_text_of(path) for path in maps)
+    return {path for path in files if str(path) not in used}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def nothing_of_vllm_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process of its family, and no file of it in shared memory or in its temporary folder."""
+    folder, files, processes = tempfile.mkdtemp(prefix="lk"), _unmapped(), set(_left_processes())
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    yield
+    assert not set(_left_processes()) - processes and not _unmapped() - files
+    assert not list(Path(folder).glob("labkit-engine-*"))
+    shutil.rmtree(folder)
 
 
 def test_an_engine_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

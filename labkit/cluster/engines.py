@@ -2,7 +2,7 @@
 
 Until the server answers `/health` its log is followed, line by line; a server that dies first is a sentence with the
 end of that log. Whatever ends the `with`, every process that it left is ended too, the ones that moved to sessions of
-their own included, and its temporary files go with them.
+their own included, and its temporary files and its shared memory go with them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import psutil
 
 from labkit.cluster.engine_log import LogFollower, plain_line, tail
 from labkit.cluster.engine_plan import EngineError, EnginePlan
+from labkit.cluster.engine_shm import SharedMemory, remove_noted
 from labkit.cluster.topology import Machine
 
 OnLine = Callable[[float, str], None]
@@ -42,12 +43,15 @@ _PR_SET_PDEATHSIG = 1
 class EngineServer:
     """A server that answers. `url` is its address; `check` raises EngineError once it has gone away."""
 
-    def __init__(self, plan: EnginePlan, command: Sequence[str], process: subprocess.Popen[bytes], url: str, log: Path):
+    def __init__(
+        self, plan: EnginePlan, command: Sequence[str], process: subprocess.Popen[bytes], url: str, log: Path,
+        shared: SharedMemory,
+    ) -> None:  # fmt: skip
         self.plan, self.command, self.url, self.log = plan, list(command), url, log
         self.variables: dict[str, str] = {}
         self.start_s = 0.0
         """From its start to its first healthy answer."""
-        self._process = process
+        self._process, self._shared = process, shared
         self._family: dict[int, psutil.Process] = {}
 
     @property
@@ -102,6 +106,7 @@ class EngineServer:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.pid).children(recursive=True):
                 self._family[child.pid] = child
+        self._shared.look([self.pid, *self._family])
 
     def stop(self) -> None:
         """Asked first (its main process, which ends its ranks), then ended by force with all that it started.
@@ -126,6 +131,7 @@ class EngineServer:
                 child.kill()
         self._process.wait()
         psutil.wait_procs(left, 5.0)
+        self._shared.remove()
 
 
 @contextlib.contextmanager
@@ -137,12 +143,13 @@ def started(
     command, variables = plan.command(port, machine), plan.variables(machine)
     log.parent.mkdir(parents=True, exist_ok=True)
     with _scratch_folder() as scratch:
+        shared = SharedMemory(Path(scratch))
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 command, env={**os.environ, **variables, "TMPDIR": scratch}, stdin=subprocess.DEVNULL, stdout=sink,
                 stderr=sink, preexec_fn=_as_a_child, process_group=0,
             )  # fmt: skip
-        server = EngineServer(plan, command, process, f"http://127.0.0.1:{port}", log)
+        server = EngineServer(plan, command, process, f"http://127.0.0.1:{port}", log, shared)
         server.variables = variables
         try:
             server.wait_healthy(on_line, timeout_s)
@@ -153,14 +160,24 @@ def started(
 
 @contextlib.contextmanager
 def _scratch_folder() -> Iterator[str]:
-    """Where the engine's sockets and temporary files go; those of starters that were killed are removed."""
-    prefix = f"labkit-engine-{os.getuid()}-"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        owner = left.name.removeprefix(prefix).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", ignore_cleanup_errors=True) as scratch:
+    """Where the engine's sockets and temporary files go."""
+    remove_left()
+    prefix = f"{_folder_prefix()}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as scratch:
         yield scratch
+
+
+def _folder_prefix() -> str:
+    return f"labkit-engine-{os.getuid()}-"
+
+
+def remove_left() -> None:
+    """Temporary files and shared memory of starts whose starter was killed before it could remove them."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_folder_prefix()}*"):
+        owner = left.name.removeprefix(_folder_prefix()).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            remove_noted(left)
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _as_a_child() -> None:

@@ -93,6 +93,34 @@ def _gpu(pynvml, index: int) -> Gpu:
     return Gpu(index, name, pynvml.nvmlDeviceGetMemoryInfo(handle).total, numa_node(pynvml, handle))
 
 
+def numa_nodes() -> dict[int, tuple[int, ...]]:
+    """Cores of each NUMA node that this process may run on; one node 0 where the system does not tell."""
+    allowed = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(usable_cores()))
+    found = {}
+    for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
+        cores = tuple(sorted(allowed & set(_core_list((folder / "cpulist").read_text()))))
+        if cores:
+            found[int(folder.name.removeprefix("node"))] = cores
+    return dict(sorted(found.items())) or {0: tuple(sorted(allowed))}
+
+
+def _core_list(text: str) -> list[int]:
+    """0-3,8 → 0, 1, 2, 3, 8."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def cores_of(pid: int) -> tuple[int, ...] | None:
+    """Cores that a process may run on; None where the system does not tell, or it has gone."""
+    try:
+        return tuple(sorted(psutil.Process(pid).cpu_affinity()))
+    except (psutil.Error, AttributeError, OSError):
+        return None
+
+
 def look_at_machine() -> Machine:
     memory = psutil.virtual_memory()
     shm = Path("/dev/shm")

@@ -62,12 +62,12 @@ class Standing:
 class Replies:
     """One answer of one kind from each of several ranks."""
 
-    def __init__(self, ranks: Iterable[int], kind: type[Configured] | type[Ready], epoch: int) -> None:
+    def __init__(self, ranks: Iterable[int], kind: type[Any], epoch: int) -> None:
         self._missing, self._kind, self._epoch = set(ranks), kind, epoch
         self._got: dict[int, Any] = {}
         self._all: asyncio.Future[dict[int, Any]] = asyncio.get_running_loop().create_future()
 
-    def add(self, rank: int, message: Configured | Ready) -> None:
+    def add(self, rank: int, message: Any) -> None:
         if isinstance(message, self._kind) and message.epoch == self._epoch:
             self._missing.discard(rank)
             self._got[rank] = message

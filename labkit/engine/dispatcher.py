@@ -105,15 +105,29 @@ class Dispatcher:
 
         Raises EngineDown when the ranks end meanwhile.
         """
-        self.is_open = False
-        if self._is_busy():
-            self._quiet = asyncio.get_running_loop().create_future()
-            await self._quiet
+        await self.hold()
         for handoff in self._handoffs.end_all():
             self._release(handoff)
         for replica in self.replicas:
             self._backlog.update((request.id, request) for request in replica.scheduler.drain())
         self._pools = Pools()
+
+    async def hold(self) -> None:
+        """Plan no more steps and wait for those on their way; the layout stands, and requests wait for `resume`."""
+        self.is_open = False
+        if self._is_busy():
+            self._quiet = asyncio.get_running_loop().create_future()
+            await self._quiet
+
+    def resume(self) -> None:
+        """After `hold`: whoever came meanwhile is routed, in order of arrival."""
+        self.is_open = True
+        backlog, self._backlog = self._backlog, {}
+        for request in sorted(backlog.values(), key=lambda request: request.received_ns):
+            try:
+                self._route(request)
+            except RequestRefused as refusal:
+                self._fail(request, EngineDown(str(refusal)))
 
     def fail(self, error: EngineDown) -> None:
         """The ranks are gone: every request ends with the sentence."""

@@ -134,6 +134,31 @@ class Bench(_Message):
     check: bool
 
 
+class BenchLink(_Message):
+    """Repeat one operation among some ranks of the pool, over a wire of their own, whatever the layout.
+
+    Answered by `Benched` from every rank of the pool.
+    """
+
+    epoch: int
+    serial: int
+    """Counts upwards over the pool's life: it names the wire."""
+    ranks: list[int]
+    """Who takes part, in the order of their places; the others answer at once, with no times."""
+    fabric: str
+    """shm, gloo or nccl; what reaches all of the ranks."""
+    op: str
+    """One of `labkit.measure.collectives.OPS`, or its PINGPONG: there and back, timed by the first rank."""
+    num_bytes: int
+    in_place: bool
+    dtype: str
+    num_warmup: int
+    num_rounds: int
+    check: bool
+    threads: int = 1
+    """Of each rank: whether those at work have cores of their own decides how they wait."""
+
+
 class BenchDevice(_Message):
     """Repeat one piece of work on the rank's own device, and say how long each took. Answered by `DeviceBenched`."""
 
@@ -321,7 +346,8 @@ class Failed(_Message):
     traceback: str
 
 
-EngineMessage = Configure | AllocateKV | Step | MoveKV | Bench | BenchDevice | Profile | Fault | Ping | Shutdown
+AnyBench = Bench | BenchLink | BenchDevice
+EngineMessage = Configure | AllocateKV | Step | MoveKV | AnyBench | Profile | Fault | Ping | Shutdown
 RankMessage = (
     Hello | Pong | Configured | Ready | Sampled | StepStats | Moved | Benched | DeviceBenched | Profiled | Failed
 )

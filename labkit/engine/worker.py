@@ -26,8 +26,10 @@ from labkit.engine.channel import Channel
 from labkit.engine.launch import Launch
 from labkit.engine.messages import (
     AllocateKV,
+    AnyBench,
     Bench,
     BenchDevice,
+    BenchLink,
     Configure,
     Fault,
     MoveKV,
@@ -39,6 +41,7 @@ from labkit.engine.messages import (
     Step,
 )
 from labkit.engine.profiling import StepProfiler
+from labkit.parallel.bench import bench_link
 from labkit.parallel.mesh import MeshFactory
 
 
@@ -72,7 +75,7 @@ class Worker:
         self._rank = rank
         self._channel = channel
         self._runner = runner
-        self._door = mesh_factory.door
+        self._mesh_factory, self._door = mesh_factory, mesh_factory.door
         self._profiler = profiler or StepProfiler(rank, torch.device("cpu"))
         self._epoch = -1
         self._num_moves = 0
@@ -141,7 +144,7 @@ class Worker:
         if profiled is not None:
             self._channel.send(messages.encode(profiled))
 
-    def _obey(self, message: Configure | AllocateKV | Bench | BenchDevice | Fault) -> None:
+    def _obey(self, message: Configure | AllocateKV | AnyBench | Fault) -> None:
         if isinstance(message, Fault):
             self._suffer(message)
             return
@@ -149,6 +152,8 @@ class Worker:
             torch.set_num_threads(message.threads)
             answer: RankMessage = self._runner.configure(message)
             self._epoch = message.epoch
+        elif isinstance(message, BenchLink):
+            answer = bench_link(message, self._mesh_factory)
         elif isinstance(message, Bench | BenchDevice):
             answer = self._runner.bench(message)
         else:

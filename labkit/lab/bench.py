@@ -7,7 +7,6 @@ layout are told beside the lines: where on the curve the model lives.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -20,15 +19,14 @@ from labkit.engine.messages import Bench, Benched, Configure, Configured, RankMe
 from labkit.engine.places import nodes_of
 from labkit.layout import AXES, Layout, StepShape
 from labkit.layout.fabrics import fabric_of
-from labkit.layout.traffic import axis_traffic
 from labkit.measure.collectives import BOTH_PLACES, OPS, Line, fits, row
+from labkit.measure.link_bench import LinkBench
+from labkit.measure.step_messages import axis_messages
 from labkit.model.spec import load_spec
 from labkit.paths import runtime_dir
 
 _ANSWER_S = 300.0
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_BENCHED = {"isend": "sendrecv"}
-"""What a step's operation is called in a measurement."""
 OnRow = Callable[[dict[str, Any]], None]
 
 
@@ -154,6 +152,15 @@ class Benchmark(BenchRanks):
                             on_row(each)
         return found
 
+    async def pairs(self, on_row: OnRow | None = None) -> list[dict[str, Any]]:
+        """A row for each two ranks of the pool, over whatever joins them."""
+        plan, nodes = self.plan, nodes_of(self._pool.hellos)
+        bench = LinkBench(
+            lambda message: self.ask(message, Benched), device=plan.device, dtype=plan.dtype, threads=plan.threads,
+            check=plan.check,
+        )  # fmt: skip
+        return await bench.pairs(self._num_ranks, plan.fabric, nodes, on_row or (lambda each: None))
+
     async def _measured(self, op: str, num_bytes: int, in_place: bool) -> list[dict[str, Any]]:
         """A row for each group of the axis: they work at the same time, as they do in a step."""
         plan = self.plan
@@ -178,28 +185,25 @@ async def measure(plan: BenchPlan, on_row: OnRow | None = None) -> list[dict[str
         return await benchmark.rows(on_row)
 
 
+async def measure_pairs(plan: BenchPlan, on_row: OnRow | None = None) -> list[dict[str, Any]]:
+    async with Benchmark(plan) as benchmark:
+        return await benchmark.pairs(on_row)
+
+
 def marks(
     plan: BenchPlan, model: str, rows: Sequence[dict[str, Any]], steps: dict[str, StepShape]
 ) -> list[dict[str, Any]]:
     """Where the model's own messages stand: of each step shape and operation of the axis, bytes (of the whole buffer),
     count, and the time that the measured line gives one of them and all of them; None where its line is missing."""
-    spec = load_spec(model)
+    spec, dtype_bytes = load_spec(model), _DTYPE_BYTES[plan.dtype]
     lines = {(each["op"], each["in_place"]): Line(each["alpha_us"], each["gb_per_s"], ()) for each in fits(rows)}
-    found = []
-    for phase, step in steps.items():
-        counts: Counter[tuple[str, int]] = Counter()
-        for crossing in axis_traffic(plan.axis, plan.layout, spec, step, _DTYPE_BYTES[plan.dtype]):
-            op = _BENCHED.get(crossing.operation, crossing.operation)
-            whole = crossing.bytes_each * (plan.degree if op == "all_gather" else 1)
-            counts[op, whole] += crossing.count
-        for (op, num_bytes), count in counts.items():
-            line = lines.get((op, op in BOTH_PLACES))
-            one_us = line.time_us(num_bytes) if line else None
-            found.append(
-                {"phase": phase, "op": op, "bytes": num_bytes, "count": count, "time_us": one_us,
-                 "step_us": one_us * count if one_us is not None else None}
-            )  # fmt: skip
-    return found
+    return [
+        {"phase": phase, **message}
+        for phase, step in steps.items()
+        for message in axis_messages(
+            plan.axis, plan.layout, spec, step, dtype_bytes, lambda op, in_place: lines.get((op, in_place))
+        )
+    ]
 
 
 def summary(plan: BenchPlan, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -218,4 +222,16 @@ def summary(plan: BenchPlan, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "wrong": sum(each["wrong"] for each in rows),
         "rows": list(rows),
         "fits": fits(first) if len(several) > 1 else [],
+    }
+
+
+def pairs_summary(plan: BenchPlan, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The JSON line of a matrix of pairs."""
+    return {
+        "fabric": plan.fabric,
+        "device": plan.device,
+        "dtype": plan.dtype,
+        "checked": plan.check,
+        "wrong": sum(each["wrong"] for each in pairs),
+        "pairs": list(pairs),
     }

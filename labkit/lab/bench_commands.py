@@ -46,12 +46,13 @@ def collectives(
     nodes: Annotated[int, typer.Option(help="Make so many nodes on this machine (Linux, root).")] = 0,
     ranks_per_node: Annotated[int, typer.Option(help="Of each such node.")] = 1,
     link: Annotated[str, typer.Option(help="Rate of the link between them: 100mbit …")] = "",
+    pairs: Annotated[bool, typer.Option("--pairs", help="Instead: latency and bandwidth of every two ranks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")] = False,
 ) -> None:
     """Time, bandwidth and correctness of collectives by size, as nccl-tests tells them; the last line is JSON."""
     with sentences():
         from labkit.cluster.crew import PoolError
-        from labkit.lab.bench import marks, measure, summary
+        from labkit.lab.bench import marks, measure, measure_pairs, pairs_summary, summary
         from labkit.layout import StepShape
 
         plan = _plan(
@@ -59,16 +60,20 @@ def collectives(
             rounds=rounds, fabric=fabric, device=device, dtype=dtype, check=check, nodes=nodes,
             ranks_per_node=ranks_per_node, link=link,
         )  # fmt: skip
+        head, line, work = (_PAIRS_HEAD, _pair_line, measure_pairs) if pairs else (_head(plan), _line, measure)
         if not as_json:
-            typer.echo(_head(plan))
+            typer.echo(head)
         try:
-            rows = asyncio.run(measure(plan, None if as_json else lambda each: typer.echo(_line(each))))
+            rows = asyncio.run(work(plan, None if as_json else lambda each: typer.echo(line(each))))
         except (PoolError, RuntimeError) as error:
             raise ValueError(str(error)) from error
         decode = StepShape(decode_seqs=1, context_tokens=512)
         steps = {"prefill 512": StepShape(prefill_tokens=512), "decode 1": decode}
-        found = {**summary(plan, rows), "model": model, "marks": marks(plan, model, rows, steps) if model else []}
-    if not as_json:
+        if pairs:
+            found = pairs_summary(plan, rows)
+        else:
+            found = {**summary(plan, rows), "model": model, "marks": marks(plan, model, rows, steps) if model else []}
+    if not as_json and not pairs:
         _tell(found)
     typer.echo(json.dumps(found))
     if found["wrong"]:
@@ -119,6 +124,18 @@ def _line(each: dict[str, Any]) -> str:
         f"{each['op']:<15}{each['bytes']:>11}{place:>7}{each['time_us']:>11.1f}{each['p90_us']:>11.1f}"
         f"{each['algbw_gb_s']:>9.3f}{each['busbw_gb_s']:>9.3f}{each['wrong']:>7}  {each['fabric']} "
         f"{','.join(map(str, each['group_ranks']))}"
+    )
+
+
+_PAIRS_HEAD = f"{'ranks':<9}{'latency µs':>12}{'p90':>10}{'bytes':>11}{'GB/s one way':>14}{'wrong':>7}  over"
+
+
+def _pair_line(each: dict[str, Any]) -> str:
+    between = f"{each['a']}, {each['b']}"
+    return (
+        f"{between:<9}{each['latency_us']:>12.1f}{each['latency_p90_us']:>10.1f}{each['bytes']:>11}"
+        f"{each['bandwidth_gb_s']:>14.3f}{each['wrong']:>7}  {each['fabric']}"
+        f"{' across nodes' if each['spans_nodes'] else ''}"
     )
 
 

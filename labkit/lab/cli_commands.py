@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
     for command in (layouts, runs, export, explain):
         app.command()(command)
     app.command("import")(import_file)
+    app.command("compare-runs")(compare_runs)
 
 
 def layouts(
@@ -91,6 +92,25 @@ def explain(
             other = Run.load(_newest(store, other_id), store) if other_id else None
         found = run.explanation(other)
     typer.echo(json.dumps(found.to_dict()) if as_json else repr(found))
+
+
+def compare_runs(
+    run_ids: Annotated[list[str], typer.Argument(help="As `labkit runs` lists them; `last` is the newest.")],
+    as_json: _Json = False,
+) -> None:
+    """Stored runs of the same load side by side, on whichever engines, with an interval for every difference."""
+    with sentences():
+        from labkit.lab import screen
+        from labkit.lab.compare_stored import compare_stored
+        from labkit.lab.run import Run, open_store
+
+        with open_store() as store:
+            found = compare_stored([Run.load(_newest(store, run_id), store) for run_id in run_ids])
+        if not as_json:
+            from rich.console import Console
+
+            Console(highlight=False).print(screen.comparison(found))
+    typer.echo(json.dumps(found.to_dict()))
 
 
 def _newest(store: Store, run_id: str) -> str:

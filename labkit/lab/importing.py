@@ -24,7 +24,7 @@ def import_results(path: str | Path, layout: str = "") -> Run:
     """
     path = Path(path).expanduser()
     found = read_results(path)
-    known = Layout.parse(layout).slug if layout else _layout_of(found)
+    known = Layout.parse(layout).slug if layout else found.layout or _layout_of(found)
     run_id = new_run_id(f"imported-{found.client}")
     plan = RunPlan(workload="chat", rate=found.rate if not found.concurrency else None, warmup_s=0.0)
     where = Setting(
@@ -33,18 +33,20 @@ def import_results(path: str | Path, layout: str = "") -> Run:
         engine={"name": str(found.facts.get("backend") or "unknown"), "version": "", "imported": _origin(found, path)},
     )
     summary = build_summary(plan, where, found.records, (), None, run_id=run_id)
-    summary |= {"workload": path.name, "concurrency": found.concurrency}
+    summary |= {"workload": path.name, "concurrency": found.concurrency, "burstiness": found.facts.get("burstiness")}
     summary["quality"] = [_where_from(found, path), *_still_true(found, summary["quality"])]
     _store(run_id, found, summary)
     return Run(run_id, summary, found.records, [], "finished", "recorded")
 
 
 def _layout_of(found: Imported) -> str | None:
+    if str(found.facts.get("dp_attention", "")).lower() in ("true", "1"):
+        return None  # attention-DP lies inside their tp, and how much of it is not told
     degrees = {axis: int(found.facts[name]) for name, axis in _DEGREES.items() if _is_degree(found.facts.get(name))}
     try:
         return Layout(**degrees).slug if degrees else None  # type: ignore[arg-type]
     except LayoutError:
-        return None  # attention-DP inside tp has several readings
+        return None
 
 
 def _is_degree(value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from labkit.lab.answers import Answers
 from labkit.lab.holding import Holding
 from labkit.lab.joining import Joiner
 from labkit.lab.watching import Watch
@@ -42,6 +43,7 @@ class LiveSession:
         self.objective = objective
         self.window, self.meter = SlidingWindow(), StepMeter()
         self.crossings, self.experts, self.gantt = CrossingMeter(), ExpertMeter(), StageGantt()
+        self.answers = Answers()
         self.watch = Watch(client, self._on_event)
         self._name = client_name
         self._driver = DriverProcess()
@@ -98,11 +100,16 @@ class LiveSession:
         return dict(report)
 
     def set_rate(self, rate: float) -> None:
-        """Requests/s from now on; the ladders go on."""
+        """Requests/s from now on; ladders and answers begin anew, for what they had was under another load."""
         _check_rate(rate)
         holding = self._need_load()
         self._driver.set_rate(rate)
         holding.rate = rate
+        now = time.monotonic_ns()
+        with self._lock:
+            self.window.reset(now)
+            self.answers.reset(now)
+            self._recent.clear()
 
     def stop(self) -> None:
         """End the load and give the ranks back. Does nothing without one."""
@@ -138,7 +145,7 @@ class LiveSession:
 
     def _add_steps(self, steps: list[StepRecord], crossings: list[Any]) -> None:
         with self._lock:
-            for meter in (self.meter, self.experts, self.gantt):
+            for meter in (self.meter, self.experts, self.gantt, self.answers):
                 meter.add(steps)
             begun_ns = min((step.start_ns for step in steps), default=0)
             self.crossings.add(msgspec.convert(crossings, list[Crossings]), time.monotonic_ns(), begun_ns)
@@ -149,6 +156,7 @@ class LiveSession:
             self.crossings.reset(now_ns)
             self.experts.reset(now_ns)
             self.gantt.reset(now_ns)
+            self.answers.reset(now_ns)
             self._stages = (0.0, None)
 
     def _joined(self, record: RequestRecord) -> None:
@@ -208,6 +216,7 @@ class LiveSession:
             **axes,
             "gantt": self._gantt(),
             **self._of_recent(),
+            **self._answers(picture["state"] or {}),
             "role": holding.role if holding else "watching",
             "waiting_in_line": holding.place if holding and holding.role == "queued" else None,
             "run": holding.describe() if holding else None,
@@ -238,6 +247,21 @@ class LiveSession:
         lengths = [row.prompt_tokens + row.n for row in rows if row.n]
         mean = sum(lengths) / len(lengths) if lengths else None
         return {"tokens_per_request": mean, "handoff": handoff_figures(rows)}
+
+    def _answers(self, state: dict[str, Any]) -> dict[str, Any]:
+        """explanation and steady, with `age_s` of the instant since when it is."""
+        holding = self._holding
+        if holding is None or not state:
+            return {"explanation": None, "steady": None}
+        with self._lock:
+            rows = [record for record in self._recent if record.scheduled_ns >= self.window.since_ns]
+        names = ("layout", "model", "environment")
+        about = {name: state.get(name) for name in names} | {"workload": holding.workload, "rate": holding.rate}
+        found = self.answers.snapshot(rows, about)
+        steady = found["steady"]
+        if steady and steady["start_ns"] is not None:
+            found = {**found, "steady": {**steady, "age_s": (time.monotonic_ns() - steady["start_ns"]) / 1e9}}
+        return found
 
     def _verdicts(self, holding: Holding | None) -> list[Verdict]:
         at, found = self._quality

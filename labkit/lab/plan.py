@@ -119,6 +119,14 @@ class RunPlan:
         return self.workload if isinstance(self.workload, str) else self.workload.name
 
     @property
+    def burstiness(self) -> float | None:
+        """Shape of the gaps' gamma distribution, 1 for Poisson; None where they are not drawn from one."""
+        if self.trace or self.concurrency:
+            return None
+        arrival = (load_workload(self.workload) if isinstance(self.workload, str) else self.workload).arrival
+        return {"poisson": 1.0, "gamma": arrival.burstiness}.get(arrival.process)
+
+    @property
     def shares_prefixes(self) -> bool:
         """Repeated prompts are this load's subject, not an accident."""
         if self.trace:

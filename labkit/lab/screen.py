@@ -5,6 +5,7 @@ Percentiles with too few samples beyond them are greyed, and n stands beside eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,7 +141,8 @@ def comparison(found: Comparison) -> Group:
         table.add_column(str(layout), justify="right")
     for name, row in data.iterrows():
         digits = 0 if name in ("ranks", "n") else 2 if "share" in str(name) or name == "attainment" else 1
-        table.add_row(str(name), *(number(None if value is None else float(value), digits) for value in row))
+        known = (None if value is None or math.isnan(value) else float(value) for value in row)  # pandas makes None nan
+        table.add_row(str(name), *(number(value, digits) for value in known))
     return Group(table, *(_difference(entry) for entry in found.differences))
 
 

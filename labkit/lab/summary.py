@@ -136,6 +136,7 @@ def _load(plan: RunPlan, report: LoadReport | None) -> Summary:
         "rate": report.asked_rate or None if report else plan.rate,
         "offered_rate": report.offered_rate if report else None,
         "concurrency": plan.concurrency or None,
+        "burstiness": plan.burstiness,
         "warmup_s": plan.effective_warmup_s,
         "length_scale": plan.length_scale,
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from labkit.server.client import EventStream, ServerClient
@@ -21,10 +21,13 @@ _ENGINE_HZ = 8
 class Watch:
     """`on_event(kind, event)` sees every event after it was noted here. `link`: absent, connected or lost."""
 
-    def __init__(self, client: ServerClient, on_event: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(
+        self, client: ServerClient, on_event: Callable[[str, dict[str, Any]], None], kinds: Iterable[str] = ()
+    ) -> None:
+        """kinds: of events; none: those that everybody gets."""
         self.link, self.message = "absent", ""
         self.state: dict[str, Any] | None = None
-        self._client, self._on_event = client, on_event
+        self._client, self._on_event, self._kinds = client, on_event, tuple(kinds)
         self._stream: EventStream | None = None
         self._lock = threading.Lock()
         self._failure: dict[str, Any] | None = None
@@ -36,7 +39,7 @@ class Watch:
         with self._lock:
             if self.link == "connected":
                 return
-            self._stream = self._client.events(self._take, on_end=self._lost)
+            self._stream = self._client.events(self._take, self._kinds, on_end=self._lost)
             self.link, self.message = "connected", ""
 
     def close(self) -> None:
@@ -83,6 +86,11 @@ class Watch:
 
     def _on_failure(self, event: dict[str, Any]) -> None:
         self._failure = event
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The last one, until the ranks are back."""
+        return self._failure
 
     def snapshot(self, now_ns: int) -> dict[str, Any]:
         """link, message, state, failure, queues {age_s, waiting, running}, marks [{age_s, layout}]."""

@@ -15,6 +15,8 @@ import numpy as np
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv", "ring")
 """sendrecv: the first rank to the second; ring: every rank to the next one, all at once."""
+PINGPONG = "pingpong"
+"""Between two ranks, there and back: half of it is a message's way, whatever their clocks (`labkit.measure.pairs`)."""
 BOTH_PLACES = ("all_reduce", "broadcast")
 """Operations that can also write over their input; the others have an output of another shape."""
 

@@ -11,10 +11,11 @@ from labkit.measure.clocks import clock_sentences
 if TYPE_CHECKING:
     from labkit.measure.explain import Explanation
 
+Ends = dict[str, float]
 WIDTH = 40
 """Characters of a waterfall."""
 _SHOWN = 0.005
-_CELL = "padding:1px 10px 1px 0;text-align:left;vertical-align:middle"
+_CELL = "padding:1px 10px 1px 0;text-align:left;vertical-align:middle;white-space:nowrap"
 
 
 def as_text(found: Explanation) -> str:
@@ -74,35 +75,53 @@ def _grown(found: Explanation) -> list[str]:
     return [growth.sentence for growth in found.growth] or ["Too few requests with known parts to say."]
 
 
-def as_html(found: Explanation) -> str:
+def as_html(found: Explanation, ends: Ends | None = None) -> str:
+    """ends: of each waterfall, the ms at which its bars end; by default two explanations beside each other share them,
+    so that a low load's bars are as short as they are.
+    """
+    ends = ends or _ends(found)
     parts = [f"<p><b>{html.escape(found.label)}</b><br>{html.escape(found.steady['sentence'])}</p>"]
-    parts += [_html_waterfall(fall) for fall in found.waterfalls]
+    parts.append(_side_by_side([_html_waterfall(fall, ends[fall.title]) for fall in found.waterfalls]))
     told = [*_kinds(found), *_roofs(found), *clock_sentences(found.clocks)]
     parts.append(_list([*map(str, found.verdicts), *told]))
-    if found.other:
-        parts += [as_html(found.other), "<p><b>What grew</b></p>", _list(_grown(found))]
-    return "".join(parts)
+    if not found.other:
+        return "".join(parts)
+    both = _side_by_side(["".join(parts), as_html(found.other, ends)], "1 1 420px")
+    return f"{both}<p><b>What grew, from the first to the second</b></p>{_list(_grown(found))}"
+
+
+def _ends(found: Explanation) -> Ends:
+    ends: Ends = {}
+    for fall in [*found.waterfalls, *(found.other.waterfalls if found.other else [])]:
+        ends[fall.title] = max(ends.get(fall.title, 0.0), fall.total_ms)
+    return ends
+
+
+def _side_by_side(parts: list[str], width: str = "0 1 auto") -> str:
+    """As many beside each other as there is room for."""
+    inside = "".join(f'<div style="flex:{width};min-width:0">{part}</div>' for part in parts)
+    return f'<div style="display:flex;flex-wrap:wrap;gap:4px 32px">{inside}</div>'
 
 
 def _list(sentences: list[str]) -> str:
     return "<ul>" + "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
-def _html_waterfall(fall: Waterfall) -> str:
-    rows = "".join(_html_row(fall, *row) for row in _rows(fall))
+def _html_waterfall(fall: Waterfall, end_ms: float) -> str:
+    rows = "".join(_html_row(fall, end_ms, *row) for row in _rows(fall))
     faded = ";opacity:.6" if fall.few else ""
     return f'<table style="border-collapse:collapse{faded}"><caption style="text-align:left"><b>' \
            f"{html.escape(_title(fall))}</b></caption><tbody>{rows}</tbody></table>"  # fmt: skip
 
 
-def _html_row(fall: Waterfall, name: str, value: float, before: float) -> str:
+def _html_row(fall: Waterfall, end_ms: float, name: str, value: float, before: float) -> str:
     left, right = sorted((before, before + value))
-    start, end = (min(100.0, max(0.0, edge / fall.total_ms * 100)) for edge in (left, right))
+    start, end = (min(100.0, max(0.0, edge / end_ms * 100)) for edge in (left, right))
     place = f"margin-left:{start:.1f}%;width:{max(end - start, 0.5):.1f}%"
     bar = f'<div style="{place};height:12px;background:#0072B2"></div>'
     return (
         f'<tr><th scope="row" style="{_CELL};font-weight:normal">{html.escape(name)}</th>'
         f'<td style="{_CELL};text-align:right">{value:.2f} ms</td>'
         f'<td style="{_CELL};text-align:right">{value / fall.total_ms:.0%}</td>'
-        f'<td style="{_CELL};width:320px">{bar}</td></tr>'
+        f'<td style="{_CELL};width:200px">{bar}</td></tr>'
     )

@@ -3,8 +3,8 @@
 
 The flat object has vLLM's names, its units (summaries in ms, lists in seconds) and its definitions, so that
 its own tools read it: durations reach to the end of the drain, and TTFT is counted from the send. Our
-figures, from the scheduled arrival and over the window, stand beside it under `labkit`, with the axis names
-that InferenceX uses.
+figures, from the scheduled arrival and over the window, stand beside it under `labkit`. How the model was split is
+said in the axis names that InferenceX uses, where vLLM's `--metadata tp=2` puts them: beside the rest.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def to_vllm_json(run: Mapping[str, Any], records: Sequence[RequestRecord]) -> di
     done = [row for row in rows if row.status == "completed"]
     return {
         **_header(run, rows),
+        **(axis_names(read_layout(run["layout"])) if run.get("layout") else {}),
         **_totals(run, rows, done),
         **_lists(rows),
         **_peaks(done),
@@ -108,7 +109,6 @@ def to_vllm_json(run: Mapping[str, Any], records: Sequence[RequestRecord]) -> di
         "labkit": {
             "run_id": run.get("run_id"),
             "layout": run.get("layout"),
-            **axis_names(read_layout(run.get("layout") or "tp1")),
             "environment": run.get("environment"),
             "settings": run.get("settings"),
             "summary": run.get("summary"),
@@ -148,7 +148,7 @@ def _axis_names(layout: Layout) -> dict[str, Any]:
 
 
 def _header(run: Mapping[str, Any], rows: Sequence[RequestRecord]) -> dict[str, Any]:
-    settings = run.get("settings") or {}
+    summary = run.get("summary") or {}
     return {
         "date": (run.get("started_at") or "").replace("-", "").replace(":", "").replace("T", "-")[:15],
         "endpoint_type": "openai",
@@ -158,8 +158,8 @@ def _header(run: Mapping[str, Any], rows: Sequence[RequestRecord]) -> dict[str, 
         "tokenizer_id": run.get("model"),
         "num_prompts": len(rows),
         "request_rate": run.get("rate") or "inf",
-        "burstiness": settings.get("burstiness", 1.0),
-        "max_concurrency": settings.get("concurrency") or None,
+        "burstiness": summary.get("burstiness", 1.0),
+        "max_concurrency": summary.get("concurrency") or None,
     }
 
 

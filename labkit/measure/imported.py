@@ -27,6 +27,8 @@ class Imported:
     """vllm or aiperf."""
     records: list[RequestRecord]
     model: str = ""
+    layout: str = ""
+    """As our own export says it; otherwise the degrees are among the facts."""
     started_at: str = ""
     rate: float | None = None
     concurrency: int | None = None
@@ -90,6 +92,7 @@ def _from_vllm(path: Path, row: Mapping[str, Any]) -> Imported:
         "vllm",
         records,
         model=str(row.get("model_id") or ""),
+        layout=str((row.get("labkit") or {}).get("layout") or ""),
         started_at=_vllm_date(str(row.get("date") or "")),
         rate=float(rate) if isinstance(rate, int | float) else None,
         concurrency=concurrency,

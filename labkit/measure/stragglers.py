@@ -18,7 +18,8 @@ KEYS = ["epoch", "group_id", "seq"]
 
 
 def stragglers(rows: pd.DataFrame, by_layer: bool = False) -> pd.DataFrame:
-    """By axis, phase and rank: `times_last` of `of`, `share`, and how far behind the one before it (`behind_us`, p50).
+    """By axis, phase and rank: `times_last` of the `of` that it took part in, `share`, and how far behind the one
+    before it (`behind_us`, p50).
 
     `lag_us`: the two multiplied, what it costs without its outliers. by_layer: each layer apart (-1: outside the
     layers), since a rank that is late in one of them is last to few of all calls. rows: as `Run.collectives` has them.
@@ -33,8 +34,9 @@ def stragglers(rows: pd.DataFrame, by_layer: bool = False) -> pd.DataFrame:
     among = ["axis", "phase", "layer"] if by_layer else ["axis", "phase"]
     by = [*among, "rank"]
     found = both.groupby(by, observed=True)["behind_us"].agg(times_last="size", behind_us="median").reset_index()
-    of = both.groupby(among, observed=True).size().rename("of").reset_index()
-    found = found.merge(of, on=among)
+    part = calls.merge(both[KEYS], on=KEYS)  # an axis may have several groups: a rank is late only to its own
+    of = part.groupby(by, observed=True).size().rename("of").reset_index()
+    found = found.merge(of, on=by)
     found["share"] = found["times_last"] / found["of"]
     found["lag_us"] = found["times_last"] * found["behind_us"]
     ascending = [True] * len(among) + [False]

@@ -55,6 +55,17 @@ class SlidingWindow:
         self._since_ns = now_ns
         self.num_requeued = 0
 
+    @property
+    def since_ns(self) -> int:
+        """Requests scheduled before belong to another layout or rate."""
+        return self._since_ns
+
+    def samples(self, now_ns: int) -> dict[str, NDArray[np.float64]]:
+        """ttft_ms and tpot_ms of the requests that the ladders are made of."""
+        figures = self._figures[self._rows(now_ns)]
+        done = figures[figures[:, _STATUS] == _COMPLETED]
+        return {"ttft_ms": _finite(done[:, _TTFT]), "tpot_ms": _finite(done[:, _TPOT])}
+
     def add(self, record: RequestRecord) -> None:
         if metrics.is_requeued(record):
             self.num_requeued += 1

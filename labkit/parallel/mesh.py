@@ -56,6 +56,10 @@ class WireCache:
         self._wires[key] = wire = self._fabric(fabric).open(name, ranks, ranks.index(rank))
         return wire, True
 
+    def open_apart(self, fabric: str, ranks: tuple[int, ...], rank: int, name: str) -> Wire:
+        """A wire that is not kept: whoever asked for it closes it."""
+        return self._fabric(fabric).open(name, ranks, rank=ranks.index(rank))
+
     def suit(self, fabric: str, num_busy_threads: int) -> None:
         self._fabric(fabric).suit(num_busy_threads)
 
@@ -157,8 +161,12 @@ class MeshFactory:
     def __init__(self, rank: int, shm_folder: Path, device: str = "cpu", *, node_is_a_machine: bool = False) -> None:
         """node_is_a_machine: ranks of other nodes do not share this one's cores, as those of nodes made here do."""
         self.rank = rank
+        self.device = torch.device(device)
         self._node_is_a_machine = node_is_a_machine
         self.door = Door(EventRing() if device == "cuda" else Ring())
+        self._beside: Wire | None = None
+        self._beside_key: _Key | None = None
+        self._suited: tuple[str, int] | None = None
         self.wires = WireCache(
             {
                 "shm": lambda: _shm(shm_folder),
@@ -174,7 +182,8 @@ class MeshFactory:
         world_size = deployment.world_size if deployment else layout.world_size
         self.door.recording = message.record
         self.door.tag()
-        self.wires.suit(message.fabric, self._num_neighbours(world_size, message.nodes) * message.threads)
+        self._suited = (message.fabric, self._num_neighbours(world_size, message.nodes) * message.threads)
+        self.wires.suit(*self._suited)
         handoff = deployment.handoff_ranks if deployment and deployment.hands_off else ()
         me = self.rank
         mesh = Mesh(layout, me - message.first_rank, door=self.door, wires=self.wires, fabric=message.fabric,
@@ -189,7 +198,36 @@ class MeshFactory:
             return world_size
         return nodes[:world_size].count(nodes[self.rank])
 
+    def between(self, ranks: Sequence[int], fabric: str, name: str, threads: int) -> Group | None:
+        """A group beside any layout, for measuring; None on a rank that is not in it. All ranks of the pool call it.
+
+        Its wire stays open while the same ranks are asked for again; it goes when others are, or none. name: never
+        used before. While it is open ranks wait as suits `threads` of each member.
+        """
+        wanted = (fabric, tuple(ranks))
+        if wanted != self._beside_key:
+            self.drop_beside()
+            self._beside_key = wanted
+            if self.rank in ranks:
+                self.wires.suit(fabric, len(ranks) * threads)
+                self._beside = self.wires.open_apart(fabric, tuple(ranks), self.rank, name)
+                self._beside.all_reduce(torch.zeros(16, device=self.device))  # what is slow the first time
+                self._beside.barrier()
+        if self._beside is None:
+            return None
+        door = Door(recording=False)
+        return Group(ranks.index(self.rank), len(ranks), "world", tuple(ranks), wire=self._beside, door=door)
+
+    def drop_beside(self) -> None:
+        """Close it; the layout's own ranks wait as before."""
+        wire, self._beside, self._beside_key = self._beside, None, None
+        if wire is not None:
+            wire.close()
+            if self._suited is not None:
+                self.wires.suit(*self._suited)
+
     def close(self) -> None:
+        self.drop_beside()
         self.wires.close()
 
 

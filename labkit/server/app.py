@@ -18,7 +18,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from labkit.server import lab_api, openai
+from labkit.server import bench_api, lab_api, openai
 from labkit.server.errors import ApiError, error_response
 from labkit.server.lab_api import SHUTDOWN
 from labkit.server.lifetime import Lifetime
@@ -58,6 +58,8 @@ def _routes() -> list[web.RouteDef]:
         web.post("/lab/lease", lab_api.lease),
         web.post("/lab/release", lab_api.release),
         web.post("/lab/profile", lab_api.profile),
+        web.get("/lab/bench", bench_api.last),
+        web.post("/lab/bench", bench_api.measure),
         web.get("/lab/events", lab_api.events),
         web.post("/lab/fault", lab_api.fault),
         web.post("/lab/links", lab_api.links),

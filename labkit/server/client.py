@@ -21,6 +21,7 @@ CONNECT_TIMEOUT_S = 10.0
 SILENCE_S = 15.0
 """A lease or an event stream speaks every few seconds; after this much silence its server is gone."""
 SWITCH_TIMEOUT_S = 120.0
+MEASURE_SILENCE_S = 90.0
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -48,6 +49,22 @@ class ServerClient:
     def choices(self) -> dict[str, Any]:
         """Every layout that there is to choose, and why not the others (`labkit.layout.choice_table`)."""
         return self._ask("GET", "/lab/choices")
+
+    def fabric(self) -> dict[str, Any]:
+        """What joins the ranks: `measured` (last here, or None), `messages` of the layout, `machine`, `progress`."""
+        return self._ask("GET", "/lab/bench")
+
+    def measure_fabric(self, on_line: Callable[[Event], None] = lambda line: None, client: str = "") -> dict[str, Any]:
+        """Measure it now; `on_line` sees how far it is. Raises ServerError (409: the ranks are at work)."""
+        with self._open("POST", "/lab/bench", {"client": client or whoami()}, MEASURE_SILENCE_S) as response:
+            for text in response:
+                line = _decode(text)
+                if line["bench"] == "done":
+                    return dict(line)
+                if line["bench"] == "failed":
+                    raise ServerError(line["error"], line["status"])
+                on_line(line)
+        raise ServerError(f"The lab server at {self.url} ended in the middle of the measurement.")
 
     def models(self) -> list[str]:
         return [card["id"] for card in self._ask("GET", "/v1/models")["data"]]

@@ -13,18 +13,23 @@ from typing import Any
 
 import msgspec
 
-KINDS = ("state", "request", "steps", "engine", "memory", "switch", "lease", "failure", "profile", "telemetry")
-_DROPPABLE = frozenset(("engine", "steps", "telemetry"))
+KINDS = (
+    "state", "request", "steps", "engine", "memory", "switch", "lease", "failure", "profile", "telemetry", "bench",
+    "timeline",
+)  # fmt: skip
+ON_REQUEST = frozenset(("timeline",))
+"""Kinds that only who names them gets: they are large, and made for one page."""
+_DROPPABLE = frozenset(("engine", "steps", "telemetry", "timeline"))
 CAPACITY = 2048
 """Events that wait for one watcher: about four minutes of a busy engine's."""
 _encode = msgspec.json.Encoder().encode
 
 
 class Subscriber:
-    """One watcher's queue. `run_id` leaves out requests and steps of other runs; no kinds: all of them."""
+    """One watcher's queue. `run_id` leaves out requests and steps of other runs; no kinds: all but ON_REQUEST."""
 
     def __init__(self, kinds: Iterable[str] = (), run_id: str = "", capacity: int = CAPACITY) -> None:
-        self._kinds = frozenset(kinds) or frozenset(KINDS)
+        self._kinds = frozenset(kinds) or frozenset(KINDS) - ON_REQUEST
         self._run_id = run_id
         self._capacity = capacity
         self._queue: deque[tuple[str, bytes]] = deque()

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from labkit.engine.messages import Fault
 from labkit.engine.request import Request, RequestRefused, SamplingParams
 from labkit.engine.stream import EngineDown
+from labkit.measure.timeline import TimelineTeller
 from labkit.server.errors import ApiError
 from labkit.server.events import EventHub
+from labkit.server.fabric import FabricBench
 from labkit.server.picture import Picture
 from labkit.server.profiling import Profiling
 from labkit.server.prom import Metrics
@@ -59,6 +61,8 @@ class Service:
         self.session = Session(self._session_changed)
         self.recorder = recorder
         self.profiling = Profiling()
+        self.fabric = FabricBench(self)
+        self._timeline = TimelineTeller()
         self.telemetry_source = ""
         """nvml or psutil; empty where nothing is sampled."""
         self.metrics = Metrics(lambda: self.state_of_engine().get("replicas", []))
@@ -219,9 +223,15 @@ class Service:
             step.run_id = self.recorder.run_id
         self.recorder.add_steps(event["steps"])
         self.hub.publish(event)
+        if self.hub.wants("timeline"):
+            told = self._timeline.add_steps(event["steps"], time.monotonic_ns())
+            if told is not None:
+                self.hub.publish({"event": "timeline", **told})
 
     def _on_collectives(self, event: dict[str, Any]) -> None:
         self.recorder.add_collectives(event["rows"])
+        if self.hub.wants("timeline"):
+            self._timeline.add_rows(event["rows"])
 
     def _on_memory(self, event: dict[str, Any]) -> None:
         self.recorder.add_memory(self._picture.memory(self.state_of_engine()))

@@ -44,7 +44,8 @@ def run_figure(run: Run) -> Any:
     what = f"{run.summary.get('workload')} at {run.summary.get('rate') or 0:.3g} requests/s"
     if run.summary.get("concurrency"):
         what = f"{run.summary['workload']}, {run.summary['concurrency']} in flight"
-    return _overview([one], f"{one.label}: {what}", run.summary["goodput"]["objective"])
+    steady = (run.summary.get("steady") or {}).get("sentence")  # runs that were stored long ago have none
+    return _overview([one], f"{one.label}: {what}", run.summary["goodput"]["objective"], [steady] if steady else [])
 
 
 def comparison_figure(comparison: Comparison) -> Any:

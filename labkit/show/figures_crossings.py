@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.layout import AXES, Layout
 from labkit.measure.crossings import Crossings, crossings
+from labkit.show.figures_places import SIDES, places
 from labkit.show.figures_style import COLOURS, GREY, HEIGHT, Series, compose, plotly, series_of
 
 if TYPE_CHECKING:
     from labkit.lab.run import Run
 
 _SHAPES = {"prefill": "square", "decode": "circle", "mixed": "diamond"}
-_SIDES = ("middle right", "middle left", "top center", "bottom center")
-"""Where each run's names stand, for runs often cross alike."""
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _PADDING = 0.6
 """Of a decade, left free around the marks."""
@@ -42,9 +41,13 @@ def crossings_figure(
     xs = [point.num_per(per) for _, point in found]
     ys = [max(point.bytes_each, 1.0) for _, point in found]
     x_range, y_range = _range(xs), _range(ys)
-    _add_equal_products(figure, x_range, y_range, per)
-    for (each, point), x, y in zip(found, xs, ys, strict=True):
-        _add_mark(figure, each, point, x, y, several=len(series) > 1)
+    line_names = _add_equal_products(figure, x_range, y_range, per)
+    names = [_name(each, point, several=len(series) > 1) for each, point in found]
+    shares = [(_share(x, x_range), _share(y, y_range)) for x, y in zip(xs, ys, strict=True)]
+    lines = [(_share(end, x_range), _share(size, y_range), "top left", text) for end, size, text in line_names]
+    sides = places(shares, names, [each.index % len(SIDES) for each, _ in found], lines)
+    for (each, point), x, y, name, side in zip(found, xs, ys, names, sides, strict=True):
+        _add_mark(figure, each, point, x, y, name, side)
     _add_phases(figure, found)
     figure.update_xaxes(type="log", range=x_range, dtick=1, title_text=f"crossings per {per}")
     ticks = [10.0**k for k in range(math.floor(y_range[0]), math.ceil(y_range[1]) + 1)]
@@ -70,7 +73,15 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(logs) - _PADDING, max(logs) + _PADDING
 
 
-def _add_mark(figure: Any, each: Series, point: Crossings, x: float, y: float, several: bool) -> None:
+def _share(value: float, ends: tuple[float, float]) -> float:
+    return (math.log10(value) - ends[0]) / (ends[1] - ends[0])
+
+
+def _name(each: Series, point: Crossings, several: bool) -> str:
+    return f"{point.axis.upper()} {each.label}" if several else point.axis.upper()
+
+
+def _add_mark(figure: Any, each: Series, point: Crossings, x: float, y: float, name: str, side: str) -> None:
     axis = point.axis.upper()
     recorded = "-open" if each.provenance == "recorded" else ""
     figure.add_trace(
@@ -78,8 +89,8 @@ def _add_mark(figure: Any, each: Series, point: Crossings, x: float, y: float, s
             x=[x],
             y=[y],
             mode="markers+text",
-            text=[f"{axis} {each.label}" if several else axis],
-            textposition=_SIDES[each.index % len(_SIDES)],
+            text=[name],
+            textposition=side,
             name=f"{each.label}: {axis} {point.phase}",
             showlegend=False,
             cliponaxis=False,
@@ -102,12 +113,18 @@ def _add_phases(figure: Any, found: Sequence[tuple[Series, Crossings]]) -> None:
             figure.add_trace(plotly().Scatter(x=[None], y=[None], mode="markers", name=phase, marker=marker))
 
 
-def _add_equal_products(figure: Any, x_range: tuple[float, float], y_range: tuple[float, float], per: str) -> None:
-    """Lines of equal times × bytes, a decade apart, named where they leave the frame at the bottom or the right."""
+def _add_equal_products(
+    figure: Any, x_range: tuple[float, float], y_range: tuple[float, float], per: str
+) -> list[tuple[float, float, str]]:
+    """Lines of equal times × bytes, a decade apart, named where they leave the frame at the bottom or the right:
+    returns where, and the names.
+    """
+    named = []
     for power in range(math.ceil(x_range[0] + y_range[0]), math.floor(x_range[1] + y_range[1]) + 1):
         left, right = max(x_range[0], power - y_range[1]), min(x_range[1], power - y_range[0])
         if right - left < _SHORTEST:
             continue
+        named.append((10**right, 10 ** (power - right), f"{size_text(10.0**power)} per {per}"))
         figure.add_trace(
             plotly().Scatter(
                 x=[10**left, 10**right],
@@ -123,6 +140,7 @@ def _add_equal_products(figure: Any, x_range: tuple[float, float], y_range: tupl
                 name=f"{size_text(10.0**power)} per {per}",
             )
         )
+    return named
 
 
 def _notes(series: Sequence[Series], found: Sequence[tuple[Series, Crossings]], per: str) -> list[str]:

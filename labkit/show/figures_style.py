@@ -26,7 +26,8 @@ GREY, INK, WARNING = "#a6abb2", "#1a1c1f", "#8a3c00"
 HEIGHT = 360
 TOP, LINE, LEGEND_ROW = 118, 17, 21
 """Pixels above the axes (title, badge, legend, panel titles), and of a line of the footer."""
-_TEXT_WIDTH = 130
+_TEXT_WIDTH, _BADGE_WIDTH = 98, 92
+"""Characters of a line of the footer and of the badge: what a notebook of 700 pixels shows whole."""
 
 
 def plotly() -> Any:
@@ -168,19 +169,23 @@ def compose(
     below: int = 52,
     quiet: Sequence[str] = (),
     legend_rows: int = 1,
+    measured: str = "",
 ) -> Any:
     """Title, badge, legend and warnings around what was drawn; the same type, ground and margins everywhere.
 
     Everything outside the axes is placed in pixels, so that figures of any height look alike. `below`: pixels that
     the axes' own labels and legends need under the lowest panel;
     `quiet`: codes of verdicts that do not concern this figure. `legend_rows`: over how many the legend is broken.
+    `measured`: for the badge, where it was not measured in a run.
     """
     footer = [_wrapped(f"⚠ {sentence}") for sentence in warnings(series, quiet)]
     footer += [f'<span style="color:{INK}">{_wrapped(note)}</span>' for note in notes]
     footer_px = LINE * sum(text.count("<br>") + 1 for text in footer)
-    inner, more = height - TOP - below, LEGEND_ROW * (legend_rows - 1)
+    told = _lines_of(f"<b>measured here (solid)</b>: {measured}; {badge(series, predicted)}" if measured else
+                     badge(series, predicted))  # fmt: skip
+    inner, more = height - TOP - below, LEGEND_ROW * (legend_rows - 1) + LINE * told.count("<br>")
     height, top = height + more, TOP + more
-    _add_head(figure, title, badge(series, predicted), height + footer_px, inner)
+    _add_head(figure, title, told, height + footer_px, inner)
     figure.update_layout(margin={"l": 64, "r": 24, "t": top, "b": below + footer_px})
     figure.update_xaxes(title_standoff=6, title_font_size=13)
     figure.update_yaxes(title_font_size=13)
@@ -211,6 +216,16 @@ def _add_head(figure: Any, title: str, subtitle: str, height: int, inner: int) -
             "traceorder": "normal",
         },
     )
+
+
+def _lines_of(text: str) -> str:
+    """A badge that is too long for one line, a clause a line, and a long clause broken between words."""
+    import textwrap
+
+    if len(text.replace("<b>", "").replace("</b>", "")) <= _BADGE_WIDTH:
+        return text
+    tags = len("<b></b>")
+    return "<br>".join(line for clause in text.split("; ") for line in textwrap.wrap(clause, _BADGE_WIDTH + tags))
 
 
 def _wrapped(text: str) -> str:

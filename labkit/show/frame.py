@@ -12,24 +12,13 @@ import msgspec
 
 from labkit.measure.records import MemoryRecord
 from labkit.show.frame_axes import Crossing, Experts, Gantt, Handoff, Kv, PoolInfo
+from labkit.show.frame_run import Beside, Run, Steady, Why
 
 LINKS = ("absent", "connecting", "connected", "lost")
 """How the kernel stands with the lab server."""
 ROLES = ("watching", "queued", "switching", "running", "stopping")
 """What this visitor is doing with the ranks."""
 TTFT_PARTS = ("lateness", "network", "queue", "compute", "wait", "transfer", "handoff", "delivery", "unaccounted")
-
-
-class Percentiles(msgspec.Struct):
-    """Of one latency in ms, over the current layout's requests. `few`: percentiles with under 10 samples beyond."""
-
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    mean: float | None = None
-    n: int = 0
-    few: list[str] = []
 
 
 class PoolChoice(msgspec.Struct):
@@ -139,15 +128,6 @@ class StepShares(msgspec.Struct):
     """Steps that carry chunks of prompts and decodes together."""
 
 
-class Goodput(msgspec.Struct):
-    """Requests that met both objectives. `attainment` is over the scheduled ones, with its 95 % interval."""
-
-    per_s: float | None = None
-    attainment: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
 class Mark(msgspec.Struct):
     age_s: float
     label: str
@@ -182,27 +162,6 @@ class Verdict(msgspec.Struct):
     sentence: str
 
 
-class Run(msgspec.Struct):
-    """This visitor's own load and what it measured since the last switch."""
-
-    layout: str
-    layout_name: str
-    workload: str
-    rate: float
-    router: str
-    admission: str
-    started_at: str
-    num_completed: int = 0
-    num_failed: int = 0
-    ttft_ms: Percentiles = msgspec.field(default_factory=Percentiles)
-    tpot_ms: Percentiles = msgspec.field(default_factory=Percentiles)
-    ttft_parts_ms: dict[str, float | None] = {}
-    requests_per_s: float | None = None
-    input_tokens_per_s: float | None = None
-    output_tokens_per_s: float | None = None
-    goodput: Goodput = msgspec.field(default_factory=Goodput)
-
-
 class Objective(msgspec.Struct):
     ttft_ms: float = 400.0
     tpot_ms: float = 50.0
@@ -218,6 +177,9 @@ class LayoutsFrame(msgspec.Struct):
     workloads: list[str] = []
     lab: Lab | None = None
     run: Run | None = None
+    beside: Beside | None = None
+    why: Why | None = None
+    steady: Steady | None = None
     steps: StepShares = msgspec.field(default_factory=StepShares)
     series: Series = msgspec.field(default_factory=Series)
     gantt: Gantt | None = None
@@ -231,7 +193,7 @@ class LayoutsFrame(msgspec.Struct):
     """What became of the last command, when it was refused; a sentence."""
 
 
-def to_message(frame: LayoutsFrame) -> dict[str, Any]:
+def to_message(frame: msgspec.Struct) -> dict[str, Any]:
     """The frame as JSON-ready builtins, floats cut to what a screen can show (a third of the bytes)."""
     return _short(msgspec.to_builtins(frame))
 

@@ -14,6 +14,8 @@ import msgspec
 
 from labkit.measure.records import MemoryRecord
 from labkit.show import frame as f
+from labkit.show import frame_run as r
+from labkit.show.from_answers import PARTS, steady_of, why_of
 from labkit.show.from_axes import crossings_of, experts_of, gantt_of, handoff_of, kv_of, name_of, pools_of
 
 Snapshot = dict[str, Any]
@@ -22,8 +24,6 @@ SPAN_S = 60
 SHOWN_SEVERITIES = ("warn", "bad")
 SAID_ELSEWHERE = ("samples",)
 """Verdicts that a panel shows by itself: pale bars are percentiles of too few samples."""
-_PARTS = {"prefill_compute": "compute"}
-"""Where the page's id of a TTFT part differs from the measurement's."""
 
 
 def frame_of(snapshot: Snapshot) -> f.LayoutsFrame:
@@ -38,6 +38,8 @@ def frame_of(snapshot: Snapshot) -> f.LayoutsFrame:
         position=int(waiting.get("position", 0)),
         lab=lab,
         run=run_of(snapshot),
+        why=why_of(snapshot["explanation"]),
+        steady=steady_of(snapshot["steady"]),
         steps=steps_of(snapshot["step_share"]),
         series=series_of(snapshot),
         gantt=gantt_of(snapshot),
@@ -124,12 +126,12 @@ def ownership_of(rows: Sequence[Snapshot], memory: Sequence[MemoryRecord]) -> li
 # ---- this visitor's load
 
 
-def run_of(snapshot: Snapshot) -> f.Run | None:
+def run_of(snapshot: Snapshot) -> r.Run | None:
     run = snapshot["run"]
     if run is None:
         return None
     settings = (snapshot["state"] or {}).get("settings", {}) | run["settings"]
-    return f.Run(
+    return r.Run(
         layout=run["layout"],
         layout_name=name_of(run["layout"]),
         workload=run["workload"],
@@ -139,9 +141,9 @@ def run_of(snapshot: Snapshot) -> f.Run | None:
         started_at=_local_time(run["started_at"]),
         num_completed=snapshot["requests"]["completed"],
         num_failed=snapshot["requests"]["failed"],
-        ttft_ms=_known(f.Percentiles, snapshot["ttft_ms"]),
-        tpot_ms=_known(f.Percentiles, snapshot["tpot_ms"]),
-        ttft_parts_ms={_PARTS.get(name, name): value for name, value in snapshot["ttft_parts_ms"].items()},
+        ttft_ms=_known(r.Percentiles, snapshot["ttft_ms"]),
+        tpot_ms=_known(r.Percentiles, snapshot["tpot_ms"]),
+        ttft_parts_ms={PARTS.get(name, name): value for name, value in snapshot["ttft_parts_ms"].items()},
         goodput=_goodput(snapshot["goodput"]),
         **snapshot["throughput"],
     )
@@ -152,9 +154,9 @@ def _local_time(iso: str) -> str:
     return datetime.datetime.fromisoformat(iso).astimezone().strftime("%H:%M:%S")
 
 
-def _goodput(goodput: Snapshot) -> f.Goodput:
+def _goodput(goodput: Snapshot) -> r.Goodput:
     low, high = goodput["attainment_interval"] if goodput["scheduled"] else (None, None)
-    return f.Goodput(goodput["requests_per_s"], goodput["attainment"], low, high)
+    return r.Goodput(goodput["requests_per_s"], goodput["attainment"], low, high)
 
 
 def switch_of(switch: Snapshot | None) -> f.Switch | None:

@@ -7,19 +7,26 @@ line and meanwhile see what the server says of itself.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
 import time
 from typing import Any
 
+import msgspec
+
 from labkit.lab.lab import connect
 from labkit.lab.live import LiveSession
+from labkit.lab.roofs import is_quiet, machine_roofs
+from labkit.lab.run import open_store
+from labkit.lab.stored import stored_runs
 from labkit.measure import metrics
 from labkit.paths import data_dir
 from labkit.server.client import ServerError
+from labkit.show.beside import Pinned, Samples
 from labkit.show.frame import LayoutsFrame, Objective
 from labkit.show.from_snapshot import frame_of
 from labkit.show.live import Wanted
+from labkit.show.visitor import user_name
 
 LOOK_EVERY_S = 1.0
 WINDOW_S = 300.0
@@ -36,6 +43,9 @@ class LabSource:
         self._session: LiveSession | None = None
         self._link, self._why = "connecting", ""
         self._choices: dict[str, Any] = {}
+        self._stored: list[dict[str, Any]] = []
+        self._pinned: Pinned | None = None
+        self._asked_roofs: LiveSession | None = None
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -66,6 +76,8 @@ class LabSource:
                 self._drop(session)
             if self._session is None:
                 self._connect(closed)
+            elif session is not None:
+                self._learn_roofs(session)
             closed.wait(LOOK_EVERY_S)
 
     def _drop(self, session: LiveSession) -> None:
@@ -76,7 +88,7 @@ class LabSource:
     def _connect(self, closed: threading.Event) -> None:
         try:
             lab = connect(self._url, self._token, start=False)
-            session = lab.live(client=f"a page of {_user()}", objective=_asked(self._objective))
+            session = lab.live(client=f"a page of {user_name()}", objective=_asked(self._objective))
             session.window.seconds = WINDOW_S
             session.open()
             choices = lab.client.choices()
@@ -90,6 +102,21 @@ class LabSource:
                 return
             self._session, self._link, self._why = session, "connected", ""
             self._choices = choices
+
+    def _learn_roofs(self, session: LiveSession) -> None:
+        """For the verdicts, once: whether products or memory hold a step up. Kept ones at once, new ones only while
+        nobody measures and the machine has nothing else to do.
+        """
+        state = session.watch.state
+        if session is self._asked_roofs or not state:
+            return
+        with contextlib.suppress(ServerError, OSError):  # gone meanwhile: the next connection asks anew
+            found = machine_roofs(
+                state.get("environment") or {}, lambda: is_quiet() and session.client.state()["holder"] is None
+            )
+            session.answers.roofs = found
+            if found or (state.get("environment") or {}).get("backend") != "cpu":
+                self._asked_roofs = session
 
     # ---- what a visitor wants
 
@@ -108,7 +135,6 @@ class LabSource:
             return
         if run["rate"] != wanted.rate:
             session.set_rate(wanted.rate)
-            session.window.reset(time.monotonic_ns())  # a ladder over two rates is neither's
         settings = {name: value for name, value in _settings(wanted).items() if lab["settings"].get(name) != value}
         if lab["layout"] != wanted.layout or settings:
             session.switch(wanted.layout, settings)
@@ -117,6 +143,29 @@ class LabSource:
         self._objective = objective
         if self._session is not None:
             self._session.objective = _asked(objective)
+
+    # ---- what the current figures are held against
+
+    def stored(self) -> list[dict[str, Any]]:
+        return self._stored
+
+    def look_up(self) -> None:
+        """Read the list of stored runs anew."""
+        with open_store() as store:
+            self._stored = [msgspec.to_builtins(line) for line in stored_runs(store)]
+
+    def pin(self, run_id: str) -> None:
+        self._pinned = Pinned.stored(run_id)
+
+    def pin_current(self) -> None:
+        samples = self._samples()
+        self._pinned = Pinned(samples) if samples else None
+
+    def unpin(self) -> None:
+        self._pinned = None
+
+    def _samples(self) -> Samples | None:
+        return self._session.window.samples(time.monotonic_ns()) if self._session else None
 
     def stop(self) -> None:
         if self._session is not None:
@@ -134,16 +183,12 @@ class LabSource:
 
     def frame(self) -> LayoutsFrame:
         session = self._session
-        if session is None:
-            frame = LayoutsFrame(link=self._link, link_message=self._why)
-        else:
-            frame = frame_of(session.snapshot())
+        snapshot = session.snapshot() if session else None
+        frame = frame_of(snapshot) if snapshot else LayoutsFrame(link=self._link, link_message=self._why)
         frame.objective, frame.workloads = self._objective, self._workloads
+        if self._pinned is not None:
+            frame.beside = self._pinned.beside(snapshot, self._samples(), _asked(self._objective))
         return frame
-
-
-def _user() -> str:
-    return os.environ.get("JUPYTERHUB_USER") or os.environ.get("USER") or f"process {os.getpid()}"
 
 
 def _settings(wanted: Wanted) -> dict[str, Any]:

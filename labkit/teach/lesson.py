@@ -14,6 +14,7 @@ from typing import Any
 from labkit.lab import Lab, Run
 from labkit.layout import read_layout
 from labkit.load.workload import Workload
+from labkit.measure.explain import Explanation, explain
 from labkit.server.client import ServerError
 from labkit.teach.html import Table, box
 from labkit.teach.machine import Roofs, measure_roofs
@@ -31,6 +32,7 @@ class Lesson:
         self.runs: list[tuple[str, Run]] = []
         self.quick = is_quick()
         self.book = book or Book()
+        self._roofs: Roofs | None = None
         self.beside = ""
         """What the lab server serves, where this lesson has a server of its own."""
 
@@ -83,7 +85,15 @@ class Lesson:
         return "nccl" if self.lab.state()["backend"] == "nccl" else "shm"
 
     def roofs(self) -> Roofs:
-        return measure_roofs(3 if self.quick else 10)
+        """Measured once a lesson, while no run is under way."""
+        if self._roofs is None:
+            self._roofs = measure_roofs(3 if self.quick else 10)
+        return self._roofs
+
+    def explain(self, run: Run, other: Run | None = None) -> Explanation:
+        """Where the run's TTFT and TPOT went and what holds them up; with `other`, what grew from run to other."""
+        on_cpu = self.lab.state()["backend"] != "nccl"
+        return explain(run, other, self.roofs() if on_cpu else None)
 
     # ---- the first cell and the last
 

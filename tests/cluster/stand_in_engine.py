@@ -2,13 +2,14 @@
 
 It is told to misbehave by variables: STAND_IN_DIES (before it is healthy), STAND_IN_ENDS_AFTER (that many requests),
 STAND_IN_DEAF (to polite signals). STAND_IN_CHILD is a file for the number of a child that left the process group,
-STAND_IN_BUSY one that is there after five requests.
+STAND_IN_BUSY one that is there after five requests, STAND_IN_SHM one in /dev/shm that it maps and never removes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 served = 0
+kept: list[mmap.mmap] = []
 LOG = "(APIServer pid={pid}) INFO 11-30 02:58:31 [core.py:{line}] {text}"
 
 
@@ -91,6 +93,10 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         with open(path, "w") as note:
             note.write(str(child.pid))
+    if path := os.environ.get("STAND_IN_SHM"):
+        with open(path, "wb+") as file:
+            file.truncate(mmap.PAGESIZE)
+            kept.append(mmap.mmap(file.fileno(), mmap.PAGESIZE))
     if "STAND_IN_DEAF" in os.environ:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

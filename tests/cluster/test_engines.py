@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ import pytest
 
 from labkit.cluster.engine_log import LogFollower, plain_line
 from labkit.cluster.engine_plan import EngineError, EnginePlan, find_engine
+from labkit.cluster.engine_shm import SHM
 from labkit.cluster.engines import started
 from labkit.cluster.topology import Gpu, Machine
 
@@ -115,6 +118,17 @@ def test_a_line_is_told_once_it_is_whole(tmp_path: Path):
 # ---- a server's life
 
 
+@pytest.fixture
+def shared_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file in shared memory that the stand-in maps and leaves; gone after the test whatever came of it."""
+    if not SHM.is_dir():
+        pytest.skip("this system has no /dev/shm")
+    path = SHM / f"labkit-test-stand-in-{secrets.token_hex(6)}"
+    monkeypatch.setenv("STAND_IN_SHM", str(path))
+    yield path
+    path.unlink(missing_ok=True)
+
+
 def test_a_stand_in_starts_with_its_log_in_sight_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     note, lines = tmp_path / "child", []
     monkeypatch.setenv("STAND_IN_CHILD", str(note))
@@ -128,6 +142,19 @@ def test_a_stand_in_starts_with_its_log_in_sight_and_leaves_nothing(tmp_path: Pa
     assert "Loading weights took 0.01 seconds" in [line for _, line in lines]
     assert "--tensor-parallel-size 2" in lines[0][1] and lines[0][0] <= lines[-1][0]
     assert not any(psutil.pid_exists(pid) for pid in family) and not Path(scratch).exists()
+
+
+def test_what_a_stand_in_maps_in_shared_memory_goes_with_it_and_what_others_have_there_stays(
+    shared_file: Path, tmp_path: Path
+):
+    others = shared_file.with_name(f"{shared_file.name}-others")
+    try:
+        with started(_plan(), CPU, tmp_path / "log"):
+            others.touch()
+            assert shared_file.exists()
+        assert not shared_file.exists() and others.exists()
+    finally:
+        others.unlink(missing_ok=True)
 
 
 def test_a_stand_in_that_is_deaf_to_signals_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -155,7 +182,7 @@ def test_a_stand_in_that_takes_too_long_is_ended(tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child when its starter is killed")
-def test_a_stand_in_goes_when_its_starter_is_killed(tmp_path: Path):
+def test_a_stand_in_goes_when_its_starter_is_killed(tmp_path: Path, shared_file: Path, monkeypatch: pytest.MonkeyPatch):
     code = f"""
         import sys, time
         from pathlib import Path
@@ -178,5 +205,7 @@ def test_a_stand_in_goes_when_its_starter_is_killed(tmp_path: Path):
     assert not psutil.pid_exists(pid)
     left = f"labkit-engine-{os.getuid()}-{starter.pid}-*"
     assert list(Path(tempfile.gettempdir()).glob(left)), "nobody was there to remove its temporary files"
+    assert shared_file.exists()
+    monkeypatch.delenv("STAND_IN_SHM")
     with started(_plan(), CPU, tmp_path / "next"):
-        assert not list(Path(tempfile.gettempdir()).glob(left)), "the next start does"
+        assert not list(Path(tempfile.gettempdir()).glob(left)) and not shared_file.exists(), "the next start does"

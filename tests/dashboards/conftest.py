@@ -13,6 +13,9 @@ from playwright.sync_api import Browser, BrowserContext, Error, Page, sync_playw
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from lab_server import LabServer
+from voila_server import DASHBOARDS, VoilaServer
+
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -71,3 +74,34 @@ def visit(browser: Browser) -> Iterator:
     yield make
     for context in contexts:
         context.close()
+
+
+# ---- one lab server and one Voila for all tests of whole pages
+
+
+@pytest.fixture(scope="package")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A runtime folder and a home of these tests' own."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "runtime").mkdir(mode=0o700)
+    before = {name: os.environ.get(name) for name in ("LABKIT_RUNTIME", "LABKIT_HOME")}
+    os.environ.update(LABKIT_RUNTIME=str(folder / "runtime"), LABKIT_HOME=str(folder))
+    yield folder
+    for name, value in before.items():
+        os.environ.update({name: value}) if value else os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="package")
+def lab(places: Path) -> Iterator[LabServer]:
+    """Not started: without a server a page has something to say, too."""
+    server = LabServer(places / "serve.log")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="package")
+def voila(places: Path) -> Iterator[VoilaServer]:
+    """All dashboards, as `labkit lab` serves them."""
+    server = VoilaServer(DASHBOARDS, places / "voila.log")
+    yield server
+    server.stop()

@@ -28,7 +28,7 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sta
 {module_as_const}
 const handlers = {{}};
 window.sent = [];
-window.traits = {{text: {text}, languages: {languages}, choices: {choices}}};
+window.traits = {{text: {text}, languages: {languages}, ...{traits}}};
 const model = {{
   get: (name) => window.traits[name],
   on: (event, handler) => (handlers[event] ??= []).push(handler), off: (event) => {{ delete handlers[event]; }},
@@ -44,22 +44,32 @@ window.staged = true;
 </script></body></html>"""
 
 
-def html(theme: str = "light", choices: dict[str, Any] | None = None) -> str:
-    module = bundle(SHOW / "web" / "live.js").replace("export default", "const page =")
+def html(theme: str, entry: str, traits: dict[str, Any]) -> str:
+    """entry: the page's own module under web/; traits: of its model, beside text and languages."""
+    module = bundle(SHOW / "web" / entry).replace("export default", "const page =")
     variables = LIGHT if theme == "light" else DARK
+    own_style = SHOW / entry.replace(".js", ".css")
+    styles = dict.fromkeys([SHOW / "live.css", own_style])
     return _PAGE.format(
         variables=";".join(f"{name}:{value}" for name, value in variables.items()),
-        css=(SHOW / "live.css").read_text(encoding="utf-8"),
+        css="".join(path.read_text(encoding="utf-8") for path in styles),
         light=str(theme == "light").lower(),
         module_as_const=module,
-        choices=json.dumps(synthetic.choices() if choices is None else choices, ensure_ascii=False),
+        traits=json.dumps(traits, ensure_ascii=False),
         text=json.dumps(catalogues(), ensure_ascii=False),
         languages=json.dumps(LANGUAGES, ensure_ascii=False),
     )
 
 
 def open_stage(page: Page, theme: str = "light", choices: dict[str, Any] | None = None) -> None:
-    page.set_content(html(theme, choices))
+    """The page Layouts."""
+    table = synthetic.choices() if choices is None else choices
+    page.set_content(html(theme, "live.js", {"choices": table, "stored": synthetic.stored()}))
+    page.wait_for_function("window.staged")
+
+
+def open_fabric(page: Page, theme: str, measured: dict[str, Any]) -> None:
+    page.set_content(html(theme, "fabric.js", {"measured": measured}))
     page.wait_for_function("window.staged")
 
 

@@ -15,6 +15,7 @@ from labkit.measure.records import MemoryRecord
 from labkit.model.spec import load_spec
 from labkit.show import frame as f
 from labkit.show import frame_axes as a
+from labkit.show import frame_run as r
 
 MIB = 1024**2
 
@@ -24,10 +25,10 @@ def choices(model: str = "lab-5m", num_ranks: int = 4, num_cores: int = 2) -> di
     return choice_table(load_spec(model), num_ranks) | {"ranks_with_own_cores": num_cores}
 
 
-def percentiles(p50: float, spread: float, n: int) -> f.Percentiles:
+def percentiles(p50: float, spread: float, n: int) -> r.Percentiles:
     firm_from = {"p50": 20, "p90": 100, "p95": 200, "p99": 1000}
     values = {name: p50 * (1 + spread * k) for name, k in zip(firm_from, (0, 1, 1.6, 3.1), strict=True)}
-    return f.Percentiles(**values, mean=p50 * 1.1, n=n, few=[name for name, need in firm_from.items() if n < need])
+    return r.Percentiles(**values, mean=p50 * 1.1, n=n, few=[name for name, need in firm_from.items() if n < need])
 
 
 def parts(num_shards: int, shard: int) -> list[f.Part]:
@@ -93,19 +94,19 @@ def frame(dp: int = 1, tp: int = 2, n: int = 240, p50: float = 118.0, num_cores:
         link="connected", role="running", workloads=["chat", "long-prompts", "mixed", "shared-prefix"], lab=lab,
         objective=f.Objective(200.0, 12.0), run=run(slug, name, n, p50), steps=shares(num_ranks, tp), series=series(),
         kv=kv(dp), crossings=crossings("tp") if tp > 1 else [],
-        switch=f.Switch(slug, name, 0.18, 0.24),
+        switch=f.Switch(slug, name, 0.18, 0.24), why=why(), steady=r.Steady(True, 31.0, "", "Steady from 4.0 s on."),
         quality=[f.Verdict("few_samples", "note", "p99 comes from 240 requests: it is firm from 1000 on.")],
     )  # fmt: skip
 
 
-def run(slug: str, name: str, n: int, p50: float) -> f.Run:
+def run(slug: str, name: str, n: int, p50: float) -> r.Run:
     weights = {"lateness": 0.01, "network": 0.02, "queue": 0.21, "compute": 0.58, "wait": 0.07, "transfer": 0.05}
     ttft_parts = {part: p50 * share for part, share in weights.items()} | {"delivery": 1.9, "unaccounted": 0.4}
-    return f.Run(
+    return r.Run(
         slug, name, "chat", 4.0, "least-work", "labkit", "14:03:22", n, 0,
         ttft_ms=percentiles(p50, 0.42, n), tpot_ms=percentiles(7.4, 0.3, n), ttft_parts_ms=ttft_parts,
         requests_per_s=3.91, input_tokens_per_s=731.0, output_tokens_per_s=238.0,
-        goodput=f.Goodput(3.52, 0.902, 0.857, 0.934),
+        goodput=r.Goodput(3.52, 0.902, 0.857, 0.934),
     )  # fmt: skip
 
 
@@ -123,6 +124,15 @@ def crossings(*axes: str, scale: float = 1.0) -> list[a.Crossing]:
             rate, num_bytes = per_s * scale / (1 + i), size * (1 + i)
             found.append(a.Crossing(axis, phase, rate, num_bytes, [a.CrossingOp("all_reduce", rate, num_bytes)]))
     return found
+
+
+def crossings_that_crowd() -> list[a.Crossing]:
+    """Five axes that cross alike: their marks lie on each other, and their names must not."""
+    return [
+        a.Crossing(axis, phase, per_s * (1 + 0.03 * i), size * (1 + 0.05 * i), [a.CrossingOp("sum", per_s, size)])
+        for i, axis in enumerate(("tp", "ep", "pp", "pcp", "dcp"))
+        for phase, per_s, size in (("prefill", 70.0, 180_000.0), ("decode", 900.0, 4_100.0))
+    ]
 
 
 def gantt(pp: int, num_replicas: int = 1, num_steps: int = 24) -> a.Gantt:
@@ -161,6 +171,63 @@ def every_axis() -> f.LayoutsFrame:
     made.crossings = crossings("tp", "pp", "pcp", "dcp", "ep")
     made.run.ttft_parts_ms["handoff"] = 4.2
     return made
+
+
+# ---- what is held against it
+
+
+def stored() -> list[dict[str, Any]]:
+    """Not what a store would have at once: a run of ours, of a started engine, and two files."""
+    kinds = [("TP2", "labkit", "tp2"), ("DP2×TP2 on vLLM", "vLLM 0.12.0", "dp2xtp2"),
+             ("TP2, vLLM's bench serve", "", "tp2"), ("aiperf", "", "")]  # fmt: skip
+    return [
+        {"run_id": f"run-{i}", "name": name, "layout": layout, "engine": engine, "model": "lab-30m",
+         "workload": "chat" if engine else "a-result-file-of-some-length.json", "rate": 4.0 if layout else None,
+         "concurrency": None, "started_at": f"2026-01-0{i + 1}T09:30:00", "n": 240 * (i + 1)}
+        for i, (name, engine, layout) in enumerate(kinds)
+    ]  # fmt: skip
+
+
+def difference(figure: str, q: int, change: float | None, spread: float, then: float) -> r.Difference:
+    low, high = (None, None) if change is None else (change - spread, change + spread)
+    verdict = "too few" if low is None else "less" if high < 0 else "more" if low > 0 else "cannot tell"
+    return r.Difference(figure, q, change, low, high, then, 240, 90, q > 90, verdict)
+
+
+def beside(run_id: str = "run-1") -> r.Beside:
+    ghost = run("dp2xtp2", "DP2×TP2 on vLLM", 480, 96.0)
+    ghost.ttft_parts_ms = dict.fromkeys(ghost.ttft_parts_ms)
+    rows = [("engine", "labkit", "vLLM 0.12.0", False), ("model", "lab-30m", "lab-30m", True),
+            ("workload", "chat", "", None), ("rate", "4/s", "8 in flight", False), ("layout", "tp2", "dp2xtp2", False),
+            ("machine", "bench, cpu, 2 cores", "a-node-with-a-long-name.cluster.example, H200, 16 cores", False),
+            ("dtype", "float32", "float32", True)]  # fmt: skip
+    changes = [
+        difference("ttft_ms", 50, 21.0, 8.0, 96.0), difference("ttft_ms", 90, 4.0, 30.0, 140.0),
+        difference("ttft_ms", 95, -40.0, 35.0, 190.0), difference("tpot_ms", 50, -0.6, 0.2, 8.0),
+        difference("tpot_ms", 90, 0.1, 0.6, 9.0), difference("tpot_ms", 95, None, 0.0, 9.5),
+    ]  # fmt: skip
+    return r.Beside(
+        run_id, ghost, "2026-01-02 09:30", "vLLM", conditions=[r.Condition(*row) for row in rows],
+        missing=["parts", "memory", "steps"], differences=changes,
+        remarks=["Measured by vllm bench serve and read from theirs.json; its TTFT counts from the send."],
+    )  # fmt: skip
+
+
+def why(scale: float = 1.0) -> r.Why:
+    ttft = {"lateness": 0.4, "network": 1.1, "queue": 40.0, "compute": 52.0, "wait": 9.0, "transfer": 6.0,
+            "handoff": 0.0, "delivery": 1.9, "unaccounted": 0.3}  # fmt: skip
+    tpot = {"queue": 0.8, "compute": 5.1, "wait": 0.9, "transfer": 0.5, "handoff": 0.0, "delivery": -0.1,
+            "unaccounted": 0.01}  # fmt: skip
+    falls, reasons = [], []
+    for figure, parts in (("ttft", ttft), ("tpot", tpot)):
+        for q in (50, 95):
+            times = scale * (1.0 if q == 50 else 3.2)
+            scaled = {name: value * times for name, value in parts.items()}
+            falls.append(r.Waterfall(figure, q, scaled, sum(scaled.values()), 240, q == 95))
+            kind = "cannot tell" if q == 95 else "queue-bound" if figure == "ttft" else "bandwidth-bound"
+            sentence = "Of 110.7 ms: queue 36%, compute 47%. It waits for 3.1 steps; the ranks are idle 12%."
+            reasons.append(r.Reason(figure, q, kind, sentence))
+    return r.Why(falls, reasons)
 
 
 def message(made: f.LayoutsFrame, seq: int = 1) -> dict[str, object]:

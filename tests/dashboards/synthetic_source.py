@@ -10,6 +10,7 @@ from typing import Any
 import synthetic
 
 from labkit.show.frame import Holder, LayoutsFrame, Objective, Switch
+from labkit.show.frame_run import Beside
 from labkit.show.live import LayoutsPage, Wanted
 
 SHAPES = {"tp1": (1, 1), "tp2": (1, 2), "dp2": (2, 1)}
@@ -28,6 +29,8 @@ class SyntheticSource:
         self._since = time.monotonic()
         self._objective = Objective(200.0, 12.0)
         self._switch: Switch | None = None
+        self._stored: list[dict[str, Any]] = []
+        self._beside: Beside | None = None
 
     def open(self) -> None:
         self.is_open = True
@@ -38,7 +41,7 @@ class SyntheticSource:
             num_requests = int((time.monotonic() - self._since) * 40) if self._wanted else 0
             dp, tp = SHAPES[self._layout]
             made = synthetic.frame(dp, tp, num_requests, p50=150.0 / tp)
-            made.objective, made.switch = self._objective, self._switch
+            made.objective, made.switch, made.beside = self._objective, self._switch, self._beside
             if self._wanted is None:
                 made.role, made.run, made.switch = "watching", None, None
                 made.lab.holder = Holder("shell of Bob", "compare", 5.0)
@@ -46,6 +49,21 @@ class SyntheticSource:
 
     def choices(self) -> dict[str, Any]:
         return self._choices
+
+    def stored(self) -> list[dict[str, Any]]:
+        return self._stored
+
+    def look_up(self) -> None:
+        self._stored = synthetic.stored()
+
+    def pin(self, run_id: str) -> None:
+        self._beside = synthetic.beside(run_id)
+
+    def pin_current(self) -> None:
+        self._beside = None
+
+    def unpin(self) -> None:
+        self._beside = None
 
     def start(self, wanted: Wanted) -> None:
         self.change(wanted)

@@ -177,7 +177,7 @@ def panels(page: Page) -> set[str]:
     return set(page.locator(".lk-panel:not([hidden])").evaluate_all("all => all.map((e) => e.dataset.panel)"))
 
 
-ALWAYS = {"ttft", "tpot", "waterfall", "throughput", "ownership", "memory", "shares", "inflight", "kv"}
+ALWAYS = {"why", "ttft", "tpot", "waterfall", "throughput", "ownership", "memory", "shares", "inflight", "kv"}
 
 
 def test_panels_come_and_go_with_the_axes(page: Page) -> None:

@@ -14,6 +14,7 @@ import synthetic
 from axe import audit
 
 from labkit.show.frame import Failure, LayoutsFrame
+from labkit.show.frame_run import Steady
 
 pytestmark = pytest.mark.browser
 
@@ -89,10 +90,12 @@ def frames() -> dict[str, LayoutsFrame]:
     failed.lab.failure = Failure(1, "killed by signal 9 (SIGKILL)", "killed", "Traceback (most recent call last):\n  …")
     stages = synthetic.frame(dp=2, tp=2)
     stages.lab.layout, stages.gantt = "dp2xpp4", synthetic.gantt(4, 2, 15)
+    stages.crossings = synthetic.crossings_that_crowd()
     many = synthetic.frame()
-    many.experts = synthetic.experts(128, 4)
+    many.experts, many.beside = synthetic.experts(128, 4), synthetic.beside()
+    many.steady = Steady(False, None, "queue", "Never steady: the queue grows by 1.2 requests/s.")
     return {
-        "every axis": synthetic.every_axis(), "stages": stages, "many experts": many,
+        "every axis": synthetic.every_axis(), "stages": stages, "many experts, a stored run": many,
         "usual": synthetic.frame(), "tiny": tiny, "huge": huge, "crowded": crowded, "failed": failed,
         "no server": LayoutsFrame(link="absent"), "ranks starting": LayoutsFrame(link="connected"),
     }  # fmt: skip
@@ -126,8 +129,8 @@ def test_nothing_overflows_or_collides(visit: Any, width: int) -> None:
 @pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
 def test_axe_finds_nothing(visit: Any, theme: str, width: int) -> None:
     page = visit(width).page
-    for language, name in (("en", "usual"), ("zh", "failed"), ("en", "no server")):
-        prepare(page, theme, language, frames()[name], pinned=name == "usual")
+    for language, name in (("en", "many experts, a stored run"), ("zh", "failed"), ("en", "no server")):
+        prepare(page, theme, language, frames()[name], pinned=False)
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         page.wait_for_timeout(200)  # colours have settled
         assert audit(page) == [], (language, name)

@@ -3,80 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_server import LabServer
 from playwright.sync_api import Page
-from voila_server import DASHBOARDS, VoilaServer
+from voila_server import VoilaServer
+
+from labkit.lab.importing import import_results
 
 pytestmark = [pytest.mark.browser, pytest.mark.engine]
-
-
-class LabServer:
-    """`labkit serve` with its ranks, in a runtime folder that the pages look into."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "labkit.cli", "serve", "--model", "lab-5m", "--ranks", "2"]
-        with self._log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [*command, "--memory-per-rank", "256MiB"], stdout=subprocess.PIPE, stderr=sink
-            )
-        assert self.process.stdout is not None
-        self.door = json.loads(self.process.stdout.readline())
-
-    def post(self, path: str, **body: Any) -> None:
-        headers = {"Authorization": f"Bearer {self.door['token']}", "Content-Type": "application/json"}
-        request = urllib.request.Request(self.door["url"] + path, json.dumps(body).encode(), headers)
-        urllib.request.urlopen(request, timeout=30).close()
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(30)
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A runtime folder and a home of this module's own."""
-    folder = tmp_path_factory.mktemp("lab")
-    (folder / "runtime").mkdir(mode=0o700)
-    before = {name: os.environ.get(name) for name in ("LABKIT_RUNTIME", "LABKIT_HOME")}
-    os.environ.update(LABKIT_RUNTIME=str(folder / "runtime"), LABKIT_HOME=str(folder))
-    yield folder
-    for name, value in before.items():
-        os.environ.update({name: value}) if value else os.environ.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def lab(places: Path) -> Iterator[LabServer]:
-    server = LabServer(places / "serve.log")
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def voila(places: Path) -> Iterator[VoilaServer]:
-    server = VoilaServer(DASHBOARDS / "layouts.ipynb", places / "voila.log")
-    yield server
-    server.stop()
 
 
 @pytest.fixture
 def page(voila: VoilaServer, visit: Any) -> Iterator[Page]:
     made = visit().page
-    made.goto(voila.url, wait_until="commit")
+    made.goto(voila.page("layouts.ipynb"), wait_until="commit")
     made.wait_for_selector(".lk[data-seq]", timeout=60_000)
     yield made
     made.close(run_before_unload=True)
@@ -156,6 +102,37 @@ def test_toggling_the_layout_moves_the_figures(page: Page, lab: LabServer, recor
     wait_for_holder(page, "Nobody holds the ranks")
 
 
+VLLM = {
+    "date": "20260131-093000", "model_id": "lab-5m", "request_rate": 4.0, "tp": 2, "input_lens": [64] * 30,
+    "output_lens": [11] * 30, "start_times": [100.0 + i / 4 for i in range(30)], "errors": [""] * 30,
+    "ttfts": [0.1 + i / 1000 for i in range(30)], "itls": [[0.02] * 10] * 30,
+}  # fmt: skip
+AIPERF = {
+    "metadata": {"request_start_ns": 10**9, "benchmark_phase": "profiling"},
+    "metrics": {"time_to_first_token": {"value": 40.0, "unit": "ms"},
+                "output_sequence_length": {"value": 4, "unit": "tokens"},
+                "request_latency": {"value": 100.0, "unit": "ms"}},
+}  # fmt: skip
+
+
+def test_files_of_other_clients_are_stored_and_shown_beside_the_lab(page: Page, lab: LabServer, places: Path) -> None:
+    for name, content in (("theirs.json", VLLM), ("profile_export.jsonl", AIPERF)):
+        (places / name).write_text(json.dumps(content) + "\n")
+        import_results(places / name)
+    page.wait_for_selector('.lk-state[data-state="ready"]', timeout=60_000)
+    page.get_by_text("Stored runs: pin one").click()
+    page.locator(".lk-stored tbody tr", has_text="theirs.json").get_by_role("button").click()
+    page.locator('[data-panel="ttft"] .lk-legend', has_text="TP2, vLLM's bench serve, stored 2026-01-31").wait_for()
+    assert "115 ms" in (page.locator('[data-panel="ttft"] svg').text_content() or ""), "p50 of 100 … 129 ms"
+    assert "lab-5m" in page.locator(".lk-conditions").inner_text()
+    page.locator(".lk-stored tbody tr", has_text="profile_export.jsonl").get_by_role("button").click()
+    page.locator('[data-panel="ttft"] .lk-legend', has_text="aiperf, stored").wait_for()
+    assert "40.0 ms" in (page.locator('[data-panel="ttft"] svg').text_content() or "")
+    assert "not recorded by aiperf" in page.locator('[data-panel="waterfall"] .lk-legend').inner_text()
+    page.get_by_role("button", name="Unpin aiperf").click()
+    page.locator('[data-panel="beside"]').wait_for(state="hidden")
+
+
 def test_stages_then_context_while_the_load_goes_on(page: Page, lab: LabServer, record_property: Any) -> None:
     """PP2 by its axis, then PCP2, which does not fit beside it and is offered instead."""
     start(page, 4)
@@ -193,7 +170,7 @@ def test_two_visitors_queue_and_see_each_other(page: Page, voila: VoilaServer, l
     start(page, 2)
     page.wait_for_selector('.lk[data-role="running"]', timeout=30_000)
     other = visit(800).page
-    other.goto(voila.url, wait_until="commit")
+    other.goto(voila.page("layouts.ipynb"), wait_until="commit")
     wait_for_holder(other, "holds the ranks", 60)
     other.get_by_role("button", name="Start").click()
     wait_for_holder(other, "You are number 1 in the queue")

@@ -20,7 +20,7 @@ DASHBOARDS = ROOT / "dashboards"
 
 
 class VoilaServer:
-    """Shows `notebook` as `labkit lab` would; `environment` overrides."""
+    """Shows `notebook`, or the notebooks of a folder, as `labkit lab` would; `environment` overrides."""
 
     def __init__(self, notebook: Path, log: Path, **environment: str) -> None:
         with socket.socket() as probe:
@@ -31,7 +31,7 @@ class VoilaServer:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "voila", str(notebook), "--no-browser", f"--port={self.port}"],
             env={**os.environ, **self._places(), **environment},
-            cwd=notebook.parent,
+            cwd=notebook if notebook.is_dir() else notebook.parent,
             stdout=self._sink,
             stderr=subprocess.STDOUT,
         )
@@ -56,6 +56,10 @@ class VoilaServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
+
+    def page(self, notebook: str) -> str:
+        """Address of one of a folder's notebooks."""
+        return f"{self.url}voila/render/{notebook}"
 
     def get(self, path: str = "") -> tuple[int, str]:
         try:

@@ -93,6 +93,15 @@ def test_a_message_that_was_waited_for_leads_to_its_sender() -> None:
     assert critical_path(slow, rows) == [(0, 0, 4000 * US), (1, 4000 * US, 10 * MS)]
 
 
+def test_a_rank_is_held_against_its_own_groups_calls():
+    """Two groups of one axis: rank 3 is last to all of its group's calls, not to half of everybody's."""
+    others = ROWS.assign(rank=ROWS["rank"] + 2, group_id=1)
+    others = others[others["seq"] == 0]
+    found = stragglers(pd.concat([ROWS, others])).set_index("rank")
+    assert found.loc[3, "share"] == 1.0 and found.loc[3, "of"] == 1
+    assert found.loc[1, "share"] == 0.5 and found.loc[1, "of"] == 2
+
+
 SLICE = {"ph": "X", "name": "a", "cat": "c", "pid": 1, "tid": 1, "ts": 0, "dur": 10}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -247,5 +248,7 @@ def test_an_explanation_shows_itself_as_text_html_and_json():
     assert "Of the ranks' time in steps, " in text and found.steps_unaccounted is not None
     assert "prefill compute" in text and "80.00 ms" in text and "Steady from 0.0 s to 3.9 s." in text
     assert page.count("<table") == page.count("</table>") == 8 and "prefill compute" in page
+    lengths = [float(width) for width in re.findall(r"width:([\d.]+)%", page)]
+    assert lengths.count(40.0) == 4, "80 of 100 ms, and of 200: both loads' TTFT stands on one scale of 200 ms"
     told = json.loads(json.dumps(found.to_dict()))
     assert {v["percentile"] for v in told["verdicts"]} == {50, 95} and told["other"]["waterfalls"]

@@ -34,6 +34,11 @@ VLLM_KEYS = {
     ),
 }
 
+AXES = {
+    *("tp", "pp", "pcp_size", "dcp_size", "ep", "dp", "dp_attention", "disagg"),
+    *("num_prefill_gpu", "num_decode_gpu"),
+}
+
 
 def _records() -> list:
     return [
@@ -64,7 +69,7 @@ def _run(records) -> dict:
 def test_the_flat_object_has_every_key_and_its_own_definitions():
     records = _records()
     result = to_vllm_json(_run(records), records)
-    assert set(result) == {*VLLM_KEYS, "labkit"}
+    assert set(result) == {*VLLM_KEYS, *AXES, "labkit"}
     assert result["date"] == "20260304-050607"
     assert (result["num_prompts"], result["completed"], result["failed"]) == (3, 2, 1)
     assert result["ttfts"] == pytest.approx([0.05, 0.05, 0.0])  # from the send, in seconds
@@ -81,16 +86,18 @@ def test_the_flat_object_has_every_key_and_its_own_definitions():
 
 def test_our_figures_stand_beside_it():
     records = _records()
-    beside = to_vllm_json(_run(records), records)["labkit"]
-    assert beside["summary"]["ttft_ms"]["mean"] == pytest.approx(55)  # from the scheduled arrival
-    assert (beside["tp"], beside["dp"], beside["layout"]) == (2, 2, "dp2xtp2")
+    result = to_vllm_json(_run(records), records)
+    assert result["labkit"]["summary"]["ttft_ms"]["mean"] == pytest.approx(55)  # from the scheduled arrival
+    assert (result["tp"], result["dp"], result["labkit"]["layout"]) == (2, 2, "dp2xtp2")
+    foreign = to_vllm_json(_run(records) | {"layout": None}, records)
+    assert not AXES & set(foreign), "how a foreign server is split is not known, and not said"
 
 
 def test_the_axis_names_of_others():
     assert axis_names(Layout(dp=2, tp=2))["dp_attention"] is False
     inside = axis_names(Layout.parse("dp2xtp2xep4"))
     assert (inside["tp"], inside["ep"], inside["dp_attention"]) == (4, 4, True)
-    assert set(inside) >= {"tp", "pp", "pcp_size", "dcp_size", "ep", "dp_attention", "disagg"}
+    assert set(inside) == AXES
     assert (inside["num_prefill_gpu"], inside["num_decode_gpu"]) == (4, 4)
 
 

@@ -14,6 +14,8 @@ from labkit.measure.imported import read_results
 from labkit.measure.metrics import itl_ms, tpot_ms, ttft_ms
 from tests.measure.make import request
 
+REAL = Path(__file__).parent / "files"
+"""What `vllm bench serve` (0.32.0) wrote beside a real server on two ranks of a CPU: an open loop and a closed one."""
 VLLM = {
     "date": "20260131-093000",
     "backend": "openai",
@@ -107,6 +109,52 @@ def test_our_own_export_comes_back_with_the_same_figures(tmp_path: Path):
     back = read_results(path).records
     for name in (ttft_ms, tpot_ms):
         assert [name(record) for record in back] == pytest.approx([name(record) for record in records], abs=1e-3)
+
+
+@pytest.mark.parametrize("load", ["open", "closed"])
+def test_a_file_of_a_real_vllm_comes_to_the_percentiles_that_it_printed(load: str):
+    path = REAL / f"vllm-0.32-{load}.json"
+    told, run = json.loads(path.read_text()), import_results(path)
+    assert (run.summary["layout"], run.summary["requests"]["completed"]) == ("tp2", told["completed"])
+    late_ms = max(told["queue_times"]) * 1e3 if load == "open" else 0.0
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        from_schedule = late_ms if name in ("ttft", "e2el") else 0.0  # theirs count from the send
+        for q in ("p50", "p90", "p95", "p99", "mean"):
+            wanted = told[f"{q}_{name}_ms"]
+            assert wanted - 1e-3 <= run.summary[f"{name}_ms"][q] <= wanted + from_schedule + 1e-3
+
+
+@pytest.mark.parametrize("load", ["open", "closed"])
+def test_a_file_of_a_real_vllm_goes_out_as_it_came_in(load: str, tmp_path: Path):
+    path = REAL / f"vllm-0.32-{load}.json"
+    told, run = json.loads(path.read_text()), import_results(path)
+    back = json.loads(run.save(tmp_path / "back.json")[0].read_text())
+    figures = ("ttft", "tpot", "itl", "e2el")
+    assert set(told) - set(back) == {f"p{q}_{name}_ms" for q in (50, 90, 95) for name in figures}
+    for name in ("ttfts", "latencies"):
+        assert back[name] == pytest.approx(told[name], abs=2e-9)
+    for name in ("output_lens", "input_lens", "errors"):
+        assert back[name] == told[name]
+    assert [gap for gaps in back["itls"] for gap in gaps] == pytest.approx(
+        [gap for gaps in told["itls"] for gap in gaps], abs=2e-9
+    )
+    summaries = [key for key in back if key.endswith("_ms")]
+    assert len(summaries) == 16
+    assert [back[key] for key in summaries] == pytest.approx([told[key] for key in summaries], abs=1e-3)
+    for name in ("date", "request_rate", "max_concurrency", "burstiness", "model_id", "num_prompts", "completed"):
+        assert back[name] == told[name], name
+    assert (back["tp"], back["total_output_tokens"]) == (int(told["tp"]), told["total_output_tokens"])
+    again = import_results(tmp_path / "back.json")
+    assert again.summary["tpot_ms"]["p99"] == pytest.approx(run.summary["tpot_ms"]["p99"])
+    assert again.summary["layout"] == "tp2"
+
+
+@pytest.mark.parametrize("layout", ["dp2xtp2xep4", "prefill:tp1,decode:tp2"])
+def test_our_own_export_comes_back_with_its_layout(layout: str, tmp_path: Path):
+    written = to_vllm_json({"run_id": "r", "layout": layout, "model": "m"}, [request(0.0, (30.0, 45.0), index=0)])
+    assert import_results(_file(tmp_path, written)).summary["layout"] == layout
+    del written["labkit"]
+    assert import_results(_file(tmp_path, written)).summary["layout"] != layout
 
 
 def test_a_file_becomes_a_stored_run_that_says_where_it_is_from(tmp_path: Path):

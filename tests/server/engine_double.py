@@ -11,7 +11,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,12 @@ from typing import Any
 from aiohttp import web
 
 from labkit.engine.bringup import SwitchReport
+from labkit.engine.measuring import refuse_if_busy
+from labkit.engine.messages import Benched, BenchLink
 from labkit.engine.request import FinishReason, Request, RequestRefused
 from labkit.engine.settings import EngineSettings
 from labkit.engine.stream import EngineDown, RequestStream
+from labkit.layout.fabrics import group_fabrics
 from labkit.model.spec import load_spec, model_dir
 from labkit.model.tokenizer import ByteTokenizer
 from labkit.server.app import make_app
@@ -62,7 +65,10 @@ class EngineDouble:
         self.finished: list[str] = []
         self.switched: list[EngineSettings] = []
         self.switch_error: Exception | None = None
-        self.pool = SimpleNamespace(pids={0: 0}, send=lambda rank, message: self.faults.append((rank, message)))
+        self.pool = SimpleNamespace(
+            pids={0: 0}, send=lambda rank, message: self.faults.append((rank, message)), state="ready", hellos={},
+            config=SimpleNamespace(device="cpu", threads=1, join=None),
+        )  # fmt: skip
         self.faults: list[Any] = []
         self.emit = emit
         self._streams: dict[str, RequestStream] = {}
@@ -127,9 +133,30 @@ class EngineDouble:
         self.emit({"event": "switch", "layout": settings.layout.slug, "name": str(settings.layout), "ready_s": 0.1})
         return SwitchReport(settings.layout, 0.1, {"load": 0.05})
 
+    @contextlib.asynccontextmanager
+    async def measuring(self) -> AsyncIterator[Any]:
+        """Two ranks between which every message takes a microsecond and a nanosecond a byte."""
+        refuse_if_busy(self._num_running)
+        yield SimpleNamespace(ask=self._measured, epoch=1)
+
+    @property
+    def _num_running(self) -> int:
+        return sum(stream.request.finish_reason is None for stream in self._streams.values())
+
+    async def _measured(self, message: BenchLink) -> dict[int, Benched]:
+        await asyncio.sleep(self.script.delay_s)
+        if self.script.down:
+            raise EngineDown(self.script.down)
+        times = [1000 + message.num_bytes] * message.num_rounds
+        return {rank: Benched(1, rank, times if rank in message.ranks else [], 0) for rank in (0, 1)}
+
     def state(self) -> dict[str, Any]:
         replica = {"waiting": 1, "running": 2, "kv_used_blocks": 25, "kv_total_blocks": 100, "ranks": [0]}
-        return {"state": "ready", "message": "", "memory": [], "replicas": [replica], "failure": None}
+        groups = [vars(group) for group in group_fabrics(self.settings.layout, self.settings.fabric, [])]
+        return {
+            "state": "ready", "message": "", "memory": [], "replicas": [replica], "failure": None, "groups": groups,
+            "requests_in_flight": self._num_running,
+        }  # fmt: skip
 
 
 class Double:

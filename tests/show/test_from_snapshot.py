@@ -12,7 +12,7 @@ from labkit.lab.holding import Holding
 from labkit.lab.live import LiveSession
 from labkit.layout import Layout
 from labkit.measure.metrics import Objective
-from labkit.measure.records import MemoryRecord, RequestRecord, StepRecord
+from labkit.measure.records import MemoryRecord, RequestRecord, ServerTimes, StepRecord
 from labkit.model.spec import load_spec
 from labkit.server.client import ServerClient
 from labkit.server.picture import Picture
@@ -132,6 +132,48 @@ def test_a_second_in_which_the_engine_said_nothing_had_no_requests(session: Live
     assert by_age[5] == (3.0, 2.0) and by_age[0] == (1.0, 0.0)
     assert by_age[3] == (0.0, 0.0), "a gap is not unknown: the engine speaks while it is busy"
     assert by_age[6] == (None, None), "before the first word nothing is known"
+
+
+def told(index: int, now_ns: int, queue_ms: float) -> RequestRecord:
+    """A request of which the server told its parts: the rest of its TTFT of 100 ms is compute."""
+    made = request(index, now_ns - (40 - index) * 50 * MS, 100.0)
+    at = made.scheduled_ns
+    made.server = ServerTimes(
+        request_id=made.request_id, run_id="run", layout="tp2", replica=0, routed_because="", received_ns=at,
+        first_start_ns=at + round(queue_ms * MS), first_end_ns=made.first_ns, last_end_ns=made.last_ns,
+        finished_ns=made.last_ns, prompt_tokens=100, cached_tokens=0, output_tokens=11, finish_reason="length",
+        num_preemptions=0, requeued=False, queue_ns=round(queue_ms * MS), compute_ns=round((100 - queue_ms) * MS),
+        decode_compute_ns=100 * MS,
+    )  # fmt: skip
+    return made
+
+
+def test_where_ttft_went_what_holds_it_up_and_since_when_it_is_steady(session: LiveSession) -> None:
+    now = time.monotonic_ns()
+    session.watch.state = state_of(Layout(tp=2))
+    run_on(session)
+    session._recent.extend(told(index, now, queue_ms=70.0) for index in range(40))
+    session.answers.add([step(now, 0, [0, 1], wait_ms=10)])
+    frame = frame_of(session.snapshot())
+    assert frame.why is not None and frame.steady is not None
+    median = next(fall for fall in frame.why.waterfalls if (fall.figure, fall.q) == ("ttft", 50))
+    assert median.parts["queue"] == pytest.approx(70) and median.parts["compute"] == pytest.approx(30)
+    reasons = {(reason.figure, reason.q): reason for reason in frame.why.reasons}
+    assert reasons["ttft", 50].kind == "queue-bound" and "queue 70%" in reasons["ttft", 50].sentence
+    assert reasons["ttft", 95].kind == "cannot tell", "40 requests have no p95"
+    assert frame.steady.steady and frame.steady.age_s == pytest.approx(2.1, abs=0.5)
+
+
+def test_another_rate_begins_the_answers_anew(session: LiveSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic_ns()
+    session.watch.state = state_of(Layout(tp=2))
+    run_on(session)
+    monkeypatch.setattr(session._driver, "set_rate", lambda rate: None)
+    session._recent.extend(told(index, now, queue_ms=70.0) for index in range(40))
+    assert frame_of(session.snapshot()).why is not None
+    session.set_rate(8)
+    frame = frame_of(session.snapshot())
+    assert frame.why is None and frame.steady is None and frame.run.ttft_ms.n == 0
 
 
 def test_a_failure_is_shown_until_the_ranks_are_ready_again(session: LiveSession) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from labkit.show.frame import LayoutsFrame, Objective, to_message
-from labkit.show.live import LayoutsPage, Wanted, Wishes
+from labkit.show.live import LayoutsPage, Wanted
+from labkit.show.page import Wishes
 
 WISH = {"layout": "tp2", "workload": "chat", "rate": 4, "router": "least-work", "admission": "labkit"}
 
@@ -23,6 +24,7 @@ class Recorder:
         self.calls: list[tuple[str, Any]] = []
         self.refuse = ""
         self.table: dict[str, Any] = {}
+        self.list: list[dict[str, Any]] = []
 
     def _note(self, name: str, what: Any = None) -> None:
         self.calls.append((name, what))
@@ -37,6 +39,22 @@ class Recorder:
 
     def choices(self) -> dict[str, Any]:
         return self.table
+
+    def stored(self) -> list[dict[str, Any]]:
+        return self.list
+
+    def look_up(self) -> None:
+        self._note("look up")
+        self.list = [{"run_id": "one"}]
+
+    def pin(self, run_id: str) -> None:
+        self._note("pin", run_id)
+
+    def pin_current(self) -> None:
+        self._note("pin", "current")
+
+    def unpin(self) -> None:
+        self._note("unpin")
 
     def start(self, wanted: Wanted) -> None:
         self._note("start", wanted.layout)
@@ -145,6 +163,22 @@ def test_the_choices_travel_once_and_again_only_when_they_change(page: LayoutsPa
     assert sent[1:] == [{"legal": ["tp1"]}]
 
 
+def test_stored_runs_are_listed_when_asked_for_and_pinned_by_name(page: LayoutsPage) -> None:
+    page._make_frame()
+    assert page.stored == []
+    tell(page, type="look_up")
+    page._source.wait_for(("look up", None))
+    page._make_frame()
+    assert page.stored == [{"run_id": "one"}]
+    for content, call in (
+        ({"type": "pin", "run_id": "one"}, ("pin", "one")),
+        ({"type": "pin"}, ("pin", "current")),
+        ({"type": "unpin"}, ("unpin", None)),
+    ):
+        tell(page, **content)
+        page._source.wait_for(call)
+
+
 def test_a_frame_is_short_and_json() -> None:
     import msgspec
 
@@ -153,10 +187,11 @@ def test_a_frame_is_short_and_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(made)) == made
 
 
-def test_the_page_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("modules", ["live, labkit.show.lab_source", "fabric_page, labkit.show.fabric_source"])
+def test_a_page_imports_nothing_heavy(modules: str) -> None:
     """Each visitor's kernel pays for every import."""
     code = (
-        "import sys, labkit.show.live, labkit.show.lab_source\n"
+        f"import sys, labkit.show.{modules}\n"
         "heavy = {'torch', 'plotly', 'pandas', 'pyarrow', 'transformers', 'rfc3987_syntax'} & set(sys.modules)\n"
         "sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.measure.step_messages import STEPS
 from labkit.show import i18n
 from labkit.show.frame import LINKS, ROLES, TTFT_PARTS
 
@@ -41,6 +42,16 @@ def test_every_id_that_is_put_together_has_a_text() -> None:
     wanted |= {f"memory.{part}" for part in ("weights", "kv", "other", "free")}
     banners = ("stale", "absent", "lost", "rank", "rank_final", "failed", "recovered", "notice")
     wanted |= {f"banner.{banner}{do}" for banner in banners for do in ("", ".do")}
+    assert wanted - i18n.catalogue("en").keys() == set()
+
+
+def test_every_id_that_the_page_fabric_puts_together_has_a_text() -> None:
+    wanted = {f"fabric.{fabric}" for fabric in ("shm", "gloo", "nccl", "gloo.across")}
+    wanted |= {f"curves.phase.{phase}" for phase in STEPS} | {f"telemetry.{source}" for source in ("nvml", "psutil")}
+    shown = re.findall(r"^  (\w+): \{ show", (SHOW / "web" / "telemetry.js").read_text(), re.MULTILINE)
+    assert len(shown) > 8, "the search for measures finds too few to mean anything"
+    wanted |= {f"telemetry.{measure}" for measure in shown}
+    wanted |= {f"badge.fabric.{kind}" for kind in ("measured", "recorded")}
     assert wanted - i18n.catalogue("en").keys() == set()
 
 

@@ -3,6 +3,7 @@
 
 import { Chooser } from "./chooser.js";
 import { h, uniqueId } from "./dom.js";
+import { StoredPicker } from "./stored.js";
 
 const ROUTERS = ["least-work", "round-robin", "prefix"];
 const ADMISSIONS = ["labkit", "vllm"];
@@ -25,7 +26,8 @@ export class Controls {
     this.pauseButton = h("button", { type: "button", onclick: () => this.ctx.onPause() });
     this.pinButton = h("button", { type: "button", onclick: () => this.ctx.onPin() });
     this.buttons = h("div", { class: "lk-buttons" }, this.startButton, this.pauseButton, this.pinButton);
-    this.element = h("div", { class: "lk-controls" }, this.chooser.element, h("div", { class: "lk-load" }, this.fields, this.buttons));
+    this.picker = new StoredPicker(this.ctx, (runId) => this.ctx.onStored(runId));
+    this.element = h("div", { class: "lk-controls" }, this.chooser.element, h("div", { class: "lk-load" }, this.fields, this.buttons), this.picker.element);
   }
 
   buildFields() {
@@ -93,6 +95,7 @@ export class Controls {
     this.chooser.show(frame, this.want.layout);
     this.drawFields(frame, t);
     this.drawButtons(frame, t, paused, pinned);
+    this.picker.show(frame);
   }
 
   /** The controls say what the server does, until the visitor chooses something and it has come true. */
@@ -128,7 +131,7 @@ export class Controls {
     this.startButton.classList.toggle("lk-primary", !this.isActive);
     setText(this.pauseButton, t(paused ? "controls.resume" : "controls.pause"));
     this.pauseButton.setAttribute("aria-pressed", String(paused));
-    setText(this.pinButton, t(pinned ? "controls.unpin" : "controls.pin", { name: pinned?.run.layout_name ?? "" }));
+    setText(this.pinButton, t(pinned ? "controls.unpin" : "controls.pin", { name: pinned?.name ?? "" }));
     this.pinButton.setAttribute("aria-pressed", String(Boolean(pinned)));
     this.pinButton.disabled = !pinned && !(frame.run?.ttft_ms.n > 0);
   }

@@ -18,10 +18,10 @@ export function crossingsPanel(ctx) {
   return new Panel(ctx, {
     id: "crossings",
     wanted: (frame) => remember(seen, frame),
-    pick: (frame) => ({ layout: frame.lab?.layout ?? "", marks: marksOf(seen, frame.lab?.layout) }),
+    pick: (frame) => ({ layout: frame.lab?.layout ?? "", marks: marksOf(seen, frame.lab?.layout), running: frame.role === "running" }),
     note: (_, t) => t("crossings.note"),
     legend: crossingsLegend,
-    empty: (data, t) => (data.marks.length ? "" : t("crossings.empty")),
+    empty: (data, t) => (data.marks.length ? "" : t(data.running ? "crossings.waiting" : "crossings.empty")),
     paint: paintCrossings,
     describe: (data, t) => `${t("crossings.title")}: ${data.marks.map((mark) => markText(mark, t)).join("; ")}`,
     table: crossingsTable,
@@ -96,9 +96,10 @@ function paintCrossings(panel, svg, data, width) {
     y: (size) => plot.y0 - ((Math.log2(size) - low) / (high - low)) * (plot.y0 - plot.y1),
   };
   svg.append(...crossingGrid(sizes, [left, right], plot, scale, t));
-  const taken = [];
+  const placed = data.marks.map((mark) => ({ mark, x: scale.x(mark.per_s), y: scale.y(mark.bytes) }));
+  const taken = placed.map(({ x, y }) => ({ left: x - MARK, right: x + MARK, top: y - MARK, bottom: y + MARK }));
   svg.append(...bandwidthLines({ left, right, low, high }, plot, scale, taken));
-  svg.append(...crossingMarks(data.marks, plot, scale, taken, t));
+  svg.append(...crossingMarks(placed, plot, taken, t));
   return CROSSING_HEIGHT;
 }
 
@@ -153,9 +154,17 @@ function claim(taken, place) {
   return !clash;
 }
 
-function crossingMarks(marks, plot, scale, taken, t) {
-  const placed = marks.map((mark) => ({ mark, x: scale.x(mark.per_s), y: scale.y(mark.bytes) }));
-  placed.forEach(({ x, y }) => taken.push({ left: x - MARK, right: x + MARK, top: y - MARK, bottom: y + MARK }));
+/** Beside the mark; where that is taken further up or down, with a line that leads there. */
+function namePlaces(x, y) {
+  const near = [{ x: x + 10, y: y + 4, anchor: "start" }, { x: x - 10, y: y + 4, anchor: "end" }, { x: x + 4, y: y - 9, anchor: "start" }, { x: x + 4, y: y + 18, anchor: "start" }];
+  const far = [2, 3, 4].flatMap((k) => [
+    { x: x + 14, y: y + 4 - 14 * k, anchor: "start" }, { x: x - 14, y: y + 4 - 14 * k, anchor: "end" },
+    { x: x + 14, y: y + 4 + 14 * k, anchor: "start" }, { x: x - 14, y: y + 4 + 14 * k, anchor: "end" },
+  ]);
+  return [...near, ...far.map((place) => ({ ...place, far: true }))];
+}
+
+function crossingMarks(placed, plot, taken, t) {
   const drawn = placed.map(({ mark, x, y }) => {
     const figure = shape(SHAPES[mark.phase], x, y, `lk-axis-${mark.axis}${mark.current ? "" : " lk-hollow"}`);
     figure.append(s("title", {}, markText(mark, t)));
@@ -163,10 +172,11 @@ function crossingMarks(marks, plot, scale, taken, t) {
   });
   const names = [...placed].reverse().flatMap(({ mark, x, y }) => {
     const text = mark.current ? axisName(mark.axis, t) : layoutName(mark.layout);
-    const places = [{ x: x + 10, y: y + 4, anchor: "start" }, { x: x - 10, y: y + 4, anchor: "end" }, { x: x + 4, y: y - 9, anchor: "start" }, { x: x + 4, y: y + 18, anchor: "start" }];
     const inside = (place) => place.left > plot.x0 && place.right < plot.x1 && place.top > plot.y1 - 8 && place.bottom < plot.y0;
-    const free = places.find((place) => inside(box(place, text, 12)) && claim(taken, box(place, text, 12)));
-    return free ? [label(free.x, free.y, text, { anchor: free.anchor, kind: mark.current ? "lk-strong" : "lk-muted" })] : [];
+    const free = namePlaces(x, y).find((place) => inside(box(place, text, 12)) && claim(taken, box(place, text, 12)));
+    if (!free) return [];
+    const name = label(free.x, free.y, text, { anchor: free.anchor, kind: mark.current ? "lk-strong" : "lk-muted" });
+    return free.far ? [s("line", { x1: x, y1: y, x2: free.x, y2: free.y - 4, class: "lk-leader" }), name] : [name];
   });
   return [...drawn, ...names];
 }

@@ -1,6 +1,6 @@
 // The stages of a pipeline, step by step: a row a stage, a bar a step, and in each bar idle, compute, collectives.
 
-import { label, s, widest } from "./dom.js";
+import { h, label, s, widest } from "./dom.js";
 import { Panel, key } from "./panel.js";
 import { linear, ticks } from "./scale.js";
 import { milliseconds, percent } from "./text.js";
@@ -16,7 +16,7 @@ export function ganttPanel(ctx) {
     wanted: (frame) => /(?:^|[x:])pp\d/.test(frame.lab?.layout ?? ""),
     pick: (frame) => frame.gantt ?? { span_ms: 0, rows: [] },
     note: (data, t) => (data.rows.length ? t("gantt.note", { span: milliseconds(data.span_ms), n: data.rows[0].bars.length }) + clocks(data, t) : ""),
-    legend: (_, t) => KINDS.map((kind) => key(`lk-share-${kind}`, t(`gantt.${kind}`))),
+    legend: (_, t) => [...KINDS.map((kind) => key(`lk-share-${kind}`, t(`gantt.${kind}`))), h("span", {}, t("gantt.schematic"))],
     empty: (data, t) => (data.rows.length ? "" : t("gantt.empty")),
     paint: paintGantt,
     describe: (data, t) => `${t("gantt.title")}: ${data.rows.map((row) => `${stageName(row, data, t)} ${t("share.compute")} ${percent(busyShare(row, data))}`).join("; ")}`,

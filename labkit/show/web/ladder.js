@@ -5,7 +5,7 @@
 // with it.
 
 import { h, label, s, widest } from "./dom.js";
-import { Panel, diamond, key, pinKey } from "./panel.js";
+import { Panel, diamond, key, pinKey, pinOf } from "./panel.js";
 import { StickyEnd, linear, ticks } from "./scale.js";
 import { milliseconds } from "./text.js";
 
@@ -38,7 +38,7 @@ function pickLadder(frame, pin, metric) {
   return {
     now: frame.run?.[metric] ?? NONE,
     name: frame.run?.layout_name ?? "",
-    pinned: pin ? { name: pin.run.layout_name, at: pin.at, ...pin.run[metric] } : null,
+    pinned: pinOf(pin, pin?.run[metric]),
     objective: frame.objective[metric],
   };
 }
@@ -137,8 +137,10 @@ function row(rung, y, data, cols, x, index, t, objective) {
   const title = few ? t("ladder.few_title", { rung, n: data.now.n, needed: needed(rung) }) : "";
   parts.push(label(cols.nowRight, y + 4.5, cols.now[index], { anchor: "end", kind: few ? "lk-value lk-muted" : "lk-value", title }));
   if (data.pinned) {
-    if (data.pinned[rung] != null) parts.push(diamond(x(data.pinned[rung]), y));
-    parts.push(label(cols.pinRight, y + 4.5, `◇ ${cols.pinned[index]}`, { anchor: "end", kind: "lk-muted" }));
+    const fewThen = data.pinned.few.includes(rung);
+    if (data.pinned[rung] != null) parts.push(diamond(x(data.pinned[rung]), y, fewThen));
+    const why = fewThen ? t("ladder.few_title", { rung, n: data.pinned.n, needed: needed(rung) }) : "";
+    parts.push(label(cols.pinRight, y + 4.5, `◇ ${cols.pinned[index]}`, { anchor: "end", kind: fewThen ? "lk-muted lk-faint-text" : "lk-muted", title: why }));
   }
   return parts;
 }

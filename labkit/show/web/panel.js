@@ -8,7 +8,7 @@ import { h, s } from "./dom.js";
 export class Panel {
   /**
    * @param ctx   {t, language, repaint}: shared by all panels of a page
-   * @param spec  {id, wide, wanted(frame), legend(data), pick(frame, pin), paint(panel, svg, data, width) → height, table(data), describe(data), note(data)}
+   * @param spec  {id, wide, wanted(frame), legend(data), pick(frame, pin), paint(panel, svg, data, width) → height, below(data), table(data), describe(data), note(data)}
    */
   constructor(ctx, spec) {
     this.ctx = ctx;
@@ -19,6 +19,7 @@ export class Panel {
     this.legend = h("div", { class: "lk-legend" });
     this.svg = s("svg", { role: "img" });
     this.stage = h("div", { class: "lk-stage" }, this.svg);
+    this.below = h("div", { class: "lk-below" });
     this.summary = h("summary");
     this.tableBox = h("div", { class: "lk-table", tabindex: 0, role: "group" });
     this.details = h("details", { class: "lk-details", ontoggle: () => this.refill() }, this.summary, this.tableBox);
@@ -28,6 +29,7 @@ export class Panel {
       h("header", {}, this.title, this.note),
       this.legend,
       this.stage,
+      this.below,
       this.details,
     );
     this.width = 0;
@@ -37,7 +39,7 @@ export class Panel {
 
   /** `wanted` says whether the layout has what the panel shows; without it the panel is always there. */
   show(frame, pin) {
-    this.element.hidden = this.spec.wanted ? !this.spec.wanted(frame) : false;
+    this.element.hidden = this.spec.wanted ? !this.spec.wanted(frame, pin) : false;
     if (this.element.hidden) return;
     this.data = this.spec.pick(frame, pin, this);
     this.draw();
@@ -60,6 +62,7 @@ export class Panel {
     this.summary.textContent = t("table.show");
     this.tableBox.setAttribute("aria-label", t("table.of", { title: t(`${this.id}.title`) }));
     this.legend.replaceChildren(...(this.spec.legend?.(this.data, t) ?? []));
+    this.below.replaceChildren(...(this.spec.below?.(this.data, t, this) ?? []));
     this.paint();
     this.refill();
   }
@@ -98,13 +101,20 @@ export function key(kind, text, extra = "") {
   return h("span", { class: "lk-key" }, h("i", { class: `lk-swatch ${kind}`, "aria-hidden": "true" }), text, extra);
 }
 
-/** The pinned layout's entry: hollow diamond, dashed; a line style that no current figure has. */
-export function pinKey(pin, t) {
+/** What every panel says of the pinned layout or stored run, and its own figures of it; null when nothing is pinned. */
+export function pinOf(pin, figures = {}) {
   if (!pin) return null;
-  return h("span", { class: "lk-key lk-pin-key" }, h("i", { class: "lk-diamond", "aria-hidden": "true" }, "◇"), t("pin.key", pin));
+  return { name: pin.name, at: pin.at, stored: Boolean(pin.stored), recorder: pin.recorder ?? "", ...figures };
 }
 
-export function diamond(x, y, size = 6) {
+/** The pinned layout's entry: hollow diamond, dashed; a line style that no current figure has. `lacks`: it was not recorded. */
+export function pinKey(pin, t) {
+  if (!pin) return null;
+  const text = t(pin.lacks && pin.stored ? "pin.lacks" : pin.stored ? "pin.stored" : "pin.key", pin);
+  return h("span", { class: "lk-key lk-pin-key" }, h("i", { class: "lk-diamond", "aria-hidden": "true" }, "◇"), text);
+}
+
+export function diamond(x, y, few = false, size = 6) {
   const d = `M${x} ${y - size}l${size} ${size}-${size} ${size}-${size}-${size}z`;
-  return s("path", { d, class: "lk-diamond-mark" });
+  return s("path", { d, class: few ? "lk-diamond-mark lk-few" : "lk-diamond-mark" });
 }

@@ -2,7 +2,7 @@
 // rank in every panel, in the same order, so that an eye can run along.
 
 import { fitted, label, s, textWidth, widest } from "./dom.js";
-import { Panel, key, pinKey } from "./panel.js";
+import { Panel, key, pinKey, pinOf } from "./panel.js";
 import { linear } from "./scale.js";
 import { bytes, percent } from "./text.js";
 
@@ -15,9 +15,10 @@ export function memoryPanel(ctx) {
     id: "memory",
     pick: (frame, pin) => ({
       ranks: frame.lab?.memory ?? [],
-      pinned: pin?.lab ? { name: pin.run.layout_name, at: pin.at, ranks: pin.lab.memory } : null,
+      pinned: pin?.lab ? pinOf(pin, { ranks: pin.lab.memory }) : null,
+        lacks: pin && !pin.lab ? pinOf(pin, { lacks: true }) : null,
     }),
-    legend: (data, t) => [...MEMORY.map((part) => key(`lk-mem-${part}`, t(`memory.${part}`))), pinKey(data.pinned, t)].filter(Boolean),
+    legend: (data, t) => [...MEMORY.map((part) => key(`lk-mem-${part}`, t(`memory.${part}`))), pinKey(data.pinned ?? data.lacks, t)].filter(Boolean),
     empty: (data, t) => (data.ranks.length ? "" : t("ranks.empty")),
     paint: paintMemory,
     describe: (data, t) => `${t("memory.title")}: ${data.ranks.map((m) => `${rankName(m.rank, t)} ${memoryText(m, t)}`).join("; ")}`,

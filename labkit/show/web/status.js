@@ -4,9 +4,13 @@
 import { h } from "./dom.js";
 import { clock, seconds } from "./text.js";
 
+const BADGES = { measured: "●", recorded: "◐", none: "○" };
+
 export class Head {
-  constructor(ctx) {
+  /** name: of the page, under which its title and tagline are. */
+  constructor(ctx, name) {
     this.ctx = ctx;
+    this.name = name;
     this.title = h("h1", { id: `lk-page-title-${ctx.pageId}` });
     this.tagline = h("p", { class: "lk-tagline" });
     this.badge = h("span", { class: "lk-badge" });
@@ -25,8 +29,8 @@ export class Head {
 
   show(frame) {
     const { t } = this.ctx;
-    put(this.title, t("page.title"));
-    put(this.tagline, t("page.tagline"));
+    put(this.title, t(`${this.name}.title`));
+    put(this.tagline, t(`${this.name}.tagline`));
     this.drawLanguages(t);
     this.drawBadge(frame, t);
     this.drawState(frame, t);
@@ -60,9 +64,12 @@ export class Head {
   }
 
   drawBadge(frame, t) {
-    const measured = frame.run?.ttft_ms.n > 0;
-    this.badge.dataset.provenance = measured ? "measured" : "none";
-    put(this.badge, measured ? `● ${t("badge.measured", { at: frame.run.started_at })}` : `○ ${t("badge.none")}`);
+    const kind = frame.provenance ?? (frame.run?.ttft_ms.n > 0 ? "measured" : "none");
+    const at = frame.measured_at ?? frame.run?.started_at ?? "";
+    this.badge.dataset.provenance = kind;
+    const waits = kind === "none" && frame.role === "running" && frame.run;
+    const id = waits ? "badge.waiting" : frame.provenance && kind !== "none" ? `badge.fabric.${kind}` : `badge.${kind}`;
+    put(this.badge, `${BADGES[kind]} ${t(id, { at })}`);
   }
 
   drawState(frame, t) {

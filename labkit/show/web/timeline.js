@@ -2,7 +2,7 @@
 // with a mark where the layout changed; each number is printed large beside its line.
 
 import { fitted, h, label, s, textWidth, widest } from "./dom.js";
-import { Panel, key, pinKey } from "./panel.js";
+import { Panel, key, pinKey, pinOf } from "./panel.js";
 import { linear, roundUp } from "./scale.js";
 import { digits, percent } from "./text.js";
 
@@ -19,7 +19,7 @@ export function throughputPanel(ctx) {
     id: "throughput",
     pick: pickThroughput,
     note: (data, t) => goodputNote(data, t),
-    legend: (data, t) => [h("span", {}, t("throughput.smooth")), pinKey(data.pinned, t)].filter(Boolean),
+    legend: (data, t) => [h("span", {}, t("throughput.smooth")), data.steady == null ? null : key("lk-steady", t("steady.part")), pinKey(data.pinned, t)].filter(Boolean),
     paint: paintThroughput,
     describe: (data, t) => `${t("throughput.title")}: ${TILES.map((tile) => `${t(`throughput.${tile.id}`)} ${digits(data.now[tile.id])}`).join(", ")}`,
     table: throughputTable,
@@ -40,7 +40,8 @@ function pickThroughput(frame, pin) {
     series: frame.series,
     now: figuresOf(frame.run),
     goodput: frame.run?.goodput ?? {},
-    pinned: pin ? { name: pin.run.layout_name, at: pin.at, ...figuresOf(pin.run) } : null,
+    pinned: pinOf(pin, figuresOf(pin?.run)),
+    steady: frame.steady?.steady ? frame.steady.age_s : null,
   };
 }
 
@@ -62,7 +63,10 @@ function paintThroughput(panel, svg, data, width) {
     svg.append(...paintTile(tile, data, { x, y, width: tileWidth, height: tileHeight }, t));
   });
   const bottom = 2 * (tileHeight + 8);
-  [0, tileWidth + gap].forEach((x) => svg.append(...timeAxis(x, tileWidth, bottom, data.series.marks, t)));
+  [0, tileWidth + gap].forEach((x) => {
+    svg.append(...steadyMark(data.steady, { x0: x, x1: x + tileWidth, y0: bottom - 6 }));
+    svg.append(...timeAxis(x, tileWidth, bottom, data.series.marks, t));
+  });
   return bottom + 22;
 }
 
@@ -126,6 +130,14 @@ function switchLines(marks, x, plot) {
     .map((mark) => s("line", { x1: x(mark.age_s), x2: x(mark.age_s), y1: plot.y1, y2: plot.y0, class: "lk-switch-line" }));
 }
 
+/** The steady part of the last minute: a bar below the line, from its begin to now. */
+function steadyMark(age, plot) {
+  if (age == null) return [];
+  const x = timeScale(plot);
+  const from = x(Math.min(age, SPAN_S));
+  return [s("rect", { x: from, y: plot.y0 + 2, width: Math.max(1, plot.x1 - from), height: 3, rx: 1.5, class: "lk-steady" })];
+}
+
 /** "60 s ago … now" below the plots, and between them the layouts' names where there is room. */
 function timeAxis(x0, width, y, marks, t) {
   const ago = t("time.ago", { s: SPAN_S });
@@ -160,8 +172,8 @@ function throughputTable(data, t) {
 export function inflightPanel(ctx) {
   return new Panel(ctx, {
     id: "inflight",
-    pick: (frame) => ({ series: frame.series, replicas: frame.lab?.replicas ?? [] }),
-    legend: (data, t) => [key("lk-running", t("inflight.running")), key("lk-waiting", t("inflight.waiting"))],
+    pick: (frame) => ({ series: frame.series, replicas: frame.lab?.replicas ?? [], steady: frame.steady ?? null }),
+    legend: (data, t) => [key("lk-running", t("inflight.running")), key("lk-waiting", t("inflight.waiting")), steadyKey(data.steady, t)].filter(Boolean),
     paint: paintInflight,
     describe: (data, t) => `${t("inflight.title")}: ${data.replicas.map((r, i) => replicaText(r, i, t)).join("; ")}`,
     table: inflightTable,
@@ -177,8 +189,16 @@ function paintInflight(panel, svg, data, width) {
   const y = (value) => plot.y0 - (plot.y0 - plot.y1) * (value / top);
   svg.append(...countAxis(top, y, plot), ...switchLines(data.series.marks, x, plot));
   svg.append(...stack(data.series, x, y));
+  svg.append(...steadyMark(data.steady?.steady ? data.steady.age_s : null, plot));
   svg.append(...timeAxis(plot.x0, plot.x1 - plot.x0, plot.y0 + 4, data.series.marks, t));
   return paintReplicas(svg, data.replicas, plot.y0 + 34, width, t);
+}
+
+function steadyKey(steady, t) {
+  if (!steady) return null;
+  if (steady.steady) return key("lk-steady", t("steady.since", { s: Math.round(steady.age_s) }));
+  const text = steady.steady == null ? t("steady.unknown") : `▲ ${t(`steady.${steady.why}`)}`;
+  return h("span", { class: steady.steady == null ? "lk-key" : "lk-key lk-remark-warning", title: steady.sentence }, text);
 }
 
 function countAxis(top, y, plot) {

@@ -1,7 +1,7 @@
 // Where the time to the first token goes: the mean TTFT as a cascade of its parts, each from its own instants.
 
 import { label, s, widest } from "./dom.js";
-import { Panel, pinKey } from "./panel.js";
+import { Panel, pinKey, pinOf } from "./panel.js";
 import { StickyEnd, linear } from "./scale.js";
 import { milliseconds, percent } from "./text.js";
 
@@ -14,8 +14,8 @@ export function waterfallPanel(ctx) {
     id: "waterfall",
     pick: pickParts,
     note: (data, t) => (data.n ? t("waterfall.note", { n: data.n }) : ""),
-    legend: (data, t) => [pinKey(data.pinned, t)].filter(Boolean),
-    empty: (data, t) => (data.parts ? "" : t("waterfall.empty")),
+    legend: (data, t) => [pinKey(data.pinned ?? data.lacks, t)].filter(Boolean),
+    empty: (data, t) => (data.parts ? "" : t(data.running ? "waterfall.waiting" : "waterfall.empty")),
     paint: paintWaterfall,
     describe: (data, t) => `${t("waterfall.title")}: ${rowsOf(data).map((p) => `${t(`part.${p}`)} ${milliseconds(data.parts?.[p])}`).join(", ")}`,
     table: waterfallTable,
@@ -30,8 +30,11 @@ function partsOf(run) {
 }
 
 function pickParts(frame, pin) {
-  const pinned = pin && partsOf(pin.run) ? { name: pin.run.layout_name, at: pin.at, parts: partsOf(pin.run) } : null;
-  return { parts: partsOf(frame.run), n: frame.run?.ttft_ms.n ?? 0, pinned };
+  const parts = pin ? partsOf(pin.run) : null;
+  return {
+    parts: partsOf(frame.run), n: frame.run?.ttft_ms.n ?? 0, running: frame.role === "running",
+    pinned: parts ? pinOf(pin, { parts }) : null, lacks: parts ? null : pinOf(pin, { lacks: true }),
+  };
 }
 
 // Only pools for prefill and decode hand KV over: without them there is no such row.

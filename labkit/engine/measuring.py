@@ -1,0 +1,74 @@
+"""The engine's own warm ranks, lent to a measurement while nobody's request runs.
+
+Requests that come meanwhile wait, as during a switch; the measurement gives way after the question under way, so that
+they wait a fraction of a second. Lost ranks end it with their sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from labkit.engine.bringup import RankPool, Replies
+from labkit.engine.messages import Benched, BenchLink
+from labkit.engine.watchdog import STEP_TIMEOUT_S
+
+
+class EngineBusy(RuntimeError):
+    """Requests run, or came: a measurement now would disturb them and be disturbed. The message says so."""
+
+
+class Measuring:
+    """One loan. `num_waiting` tells how many requests wait for its end."""
+
+    serial = count(1)
+    """No two questions of this process have one number."""
+
+    def __init__(self, pool: RankPool, num_ranks: int, epoch: int, num_waiting: Callable[[], int]) -> None:
+        self._pool, self._num_ranks, self.epoch, self._num_waiting = pool, num_ranks, epoch, num_waiting
+        self._replies: Replies | None = None
+        self._error: Exception | None = None
+
+    async def ask(self, message: BenchLink) -> Mapping[int, Benched]:
+        """Every rank's answer. Raises EngineBusy when a request has come (the ranks may still be asked to end), and
+        what `fail` was given."""
+        if message.ranks and (num := self._num_waiting()):
+            raise EngineBusy(f"{_requests(num)} came meanwhile, so the measurement gave way. Measure again later.")
+        if self._error is not None:
+            raise self._error
+        self._replies = Replies(range(self._num_ranks), Benched, self.epoch)
+        for rank in range(self._num_ranks):
+            self._pool.send(rank, message)
+        hung = asyncio.get_running_loop().call_later(STEP_TIMEOUT_S, self._lose_patience, self._replies)
+        try:
+            return await self._replies.all()
+        finally:
+            hung.cancel()
+
+    def _lose_patience(self, replies: Replies) -> None:
+        """The pool then fails, and with it this measurement."""
+        self._pool.declare_hung(replies.missing, "a measurement", STEP_TIMEOUT_S)
+
+    def add(self, rank: int, message: Benched) -> None:
+        if self._replies is not None:
+            self._replies.add(rank, message)
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        if self._replies is not None:
+            self._replies.fail(error)
+
+
+def refuse_if_busy(num_requests: int) -> None:
+    """Raises EngineBusy."""
+    if num_requests:
+        verb = "runs" if num_requests == 1 else "run"
+        raise EngineBusy(
+            f"{_requests(num_requests)} {verb}, which a measurement would disturb and be disturbed by. Stop the load, "
+            f"then measure."
+        )
+
+
+def _requests(num: int) -> str:
+    return "1 request" if num == 1 else f"{num} requests"
