@@ -18,13 +18,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from known_schedule import build, default_source, read_log, served
 from paired import ratio_of_medians
-from vllm_client import Figures, Load, VllmClient, ours
+from vllm_client import Figures, Load, ServerSide, VllmClient, ours
 
 from labkit.cluster.engine_plan import SERVED_NAME, EnginePlan, find_engine
 from labkit.cluster.engines import started
@@ -32,12 +33,21 @@ from labkit.cluster.topology import look_at_machine
 from labkit.lab.engine_model import serve_model
 from labkit.layout import Layout
 from labkit.load.driver import DriverProcess
+from labkit.load.spec import RunSpec
 from labkit.load.target import Target
 from labkit.plan.deploy import deploy_flags
 
 PROMPT_TOKENS, OUTPUT_TOKENS, KNOWN_TOKENS = 128, 64, 32
 FIGURES = ("ttft_ms", "tpot_ms")
 AIM = 0.05
+
+
+class Side(NamedTuple):
+    """One client's run. off: (2), ms, mean TTFT and TPOT minus the server's own."""
+
+    figures: Figures
+    lengths: list[int]
+    off: Figures
 
 
 class Pair:
@@ -51,28 +61,38 @@ class Pair:
         beside = None if args.own_priority else driver.pid
         self.vllm = VllmClient(find_engine("vllm", args.python)[0], model.path, beside)
 
-    def round(self, target: Target, load: Load, name: str, turn: int, dialect: dict) -> Figures:
-        """Shape (2 clients, 2 figures, requests), ours first; SystemExit where they did not send the same prompts."""
+    def round(self, target: Target, load: Load, name: str, turn: int, dialect: dict) -> tuple[Figures, Figures]:
+        """(2 clients, 2 figures, requests) and (2 clients, 2 figures), ours first: the figures, and the mean of each
+        minus what the server itself says. SystemExit where they did not send the same prompts.
+        """
         spec = self.spec(target, load, self.args.requests, OUTPUT_TOKENS)
-        result = self.folder / f"{name}-{turn}.json"
+        result, server = self.folder / f"{name}-{turn}.json", ServerSide(target.url)
         if self.args.together:
-            found: list = []
-            theirs, b = self.vllm.run(spec, load, dialect, result, lambda: found.append(ours(self.driver, spec)))
-            report, a = found[0]
+            found: list[Side] = []
+            its = self.theirs(spec, load, dialect, result, server, lambda: found.append(self.ours(spec, server)))
+            mine = found[0]
         elif turn % 2:
-            theirs, b = self.vllm.run(spec, load, dialect, result)
-            report, a = ours(self.driver, spec)
+            its, mine = self.theirs(spec, load, dialect, result, server), self.ours(spec, server)
         else:
-            report, a = ours(self.driver, spec)
-            theirs, b = self.vllm.run(spec, load, dialect, result)
-        lengths = [record.prompt_tokens for record in report.records]
-        if lengths != theirs["input_lens"]:
-            raise SystemExit(f"The prompts differ: {lengths[:5]} tokens of ours, {theirs['input_lens'][:5]} of theirs.")
-        medians = np.median([a, b], axis=2).round(3).tolist()
+            mine, its = self.ours(spec, server), self.theirs(spec, load, dialect, result, server)
+        if mine.lengths != its.lengths:
+            raise SystemExit(f"The prompts differ: {mine.lengths[:5]} tokens of ours, {its.lengths[:5]} of theirs.")
+        medians = np.median([mine.figures, its.figures], axis=2).round(3).tolist()
         note(f"{name} round {turn}, load average {os.getloadavg()[0]:.1f}: labkit {medians[0]}, vllm {medians[1]}")
-        return np.array([a, b])
+        return np.array([mine.figures, its.figures]), np.array([mine.off, its.off])
 
-    def spec(self, target: Target, load: Load, num_requests: int, output_tokens: int):
+    def ours(self, spec: RunSpec, server: ServerSide) -> Side:
+        report, figures = ours(self.driver, spec, server.look)
+        return Side(figures, [record.prompt_tokens for record in report.records], server.off(figures))
+
+    def theirs(
+        self, spec: RunSpec, load: Load, dialect: dict, result: Path, server: ServerSide,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Side:  # fmt: skip
+        found, figures = self.vllm.run(spec, load, dialect, result, meanwhile or server.look)
+        return Side(figures, found["input_lens"], server.off(figures))
+
+    def spec(self, target: Target, load: Load, num_requests: int, output_tokens: int) -> RunSpec:
         run_id = f"pair-{time.monotonic_ns()}"
         return load.spec(
             num_requests, PROMPT_TOKENS, output_tokens, target=target, run_id=run_id, vocab_size=self.vocab_size
@@ -96,15 +116,17 @@ def on_vllm(pair: Pair, layout: str, args: argparse.Namespace, scratch: Path) ->
             report, _ = ours(pair.driver, pair.spec(target, load, 4, OUTPUT_TOKENS))
             name = f"vllm-{layout}-{str(load).replace(' ', '').replace('/', 'per')}"
             rounds = [pair.round(target, load, name, turn, report.options) for turn in range(args.rounds)]
-            rows.append({"server": f"vLLM {layout}", "load": str(load), **summed_up(rounds)})
+            rows.append({"server": f"vLLM {layout}", "load": str(load), **summed_up(rounds, args.together)})
     return rows
 
 
-def summed_up(rounds: Sequence[Figures]) -> dict:
+def summed_up(rounds: Sequence[tuple[Figures, Figures]], together: bool) -> dict:
+    """The server cannot tell the requests of two clients apart that ask at once: then `minus_server_ms` is None."""
     found: dict = {}
     for index, name in enumerate(FIGURES):
-        figures = ratio_of_medians([both[:, index] for both in rounds])
-        found[name] = {**figures, "within_aim": abs(figures["ratio"] - 1) <= AIM}
+        figures = ratio_of_medians([both[:, index] for both, _ in rounds])
+        off = None if together else np.median([off[:, index] for _, off in rounds], axis=0).tolist()
+        found[name] = {**figures, "minus_server_ms": off, "within_aim": abs(figures["ratio"] - 1) <= AIM}
     return found
 
 
@@ -142,14 +164,16 @@ def _spread(values: Figures) -> dict[str, float]:
 
 
 def show(rows: Sequence[dict]) -> None:
-    print("server          load    figure     labkit  vllm bench   ratio  (95 % interval)  within 5 %    medians, ms")
+    print("medians, ms; minus the server's own: of the means, the median over rounds")
+    print("server     load   figure     labkit  vllm bench   ratio  (95 % interval)  within 5 %  minus server")
     for row in rows:
         for name in FIGURES:
             f = row[name]
             (mine, its), (low, high) = f["medians"], f["interval"]
             print(
-                f"{row['server']:<15} {row['load']:<7} {name} {mine:9.2f}  {its:10.2f}  {f['ratio']:6.3f}  "
-                f"({low:.3f}-{high:.3f})    {'yes' if f['within_aim'] else 'NO'}"
+                f"{row['server']:<10} {row['load']:<6} {name} {mine:9.2f}  {its:10.2f}  {f['ratio']:6.3f}  "
+                f"({low:.3f}-{high:.3f})  {'yes' if f['within_aim'] else 'NO':>10}  "
+                + ("-" if f["minus_server_ms"] is None else "{:.2f} and {:.2f}".format(*f["minus_server_ms"]))
             )
 
 

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.cluster.engines import fetch
 from labkit.load.driver import DriverProcess
+from labkit.load.engine_metrics import parse_metrics
 from labkit.load.lengths import Lengths
 from labkit.load.report import LoadReport
 from labkit.load.spec import RunSpec, schedule_of
@@ -30,6 +32,10 @@ _READY, _SENDS = "Starting initial single prompt test run", "Starting main bench
 """What vLLM's client prints once its imports are done, and just before it sends the load."""
 Figures = NDArray[np.float64]
 """Shape (2, requests), ms: TTFT and TPOT of each request in the order of the schedule."""
+
+
+def noop() -> None:
+    return
 
 
 @dataclass(frozen=True)
@@ -62,17 +68,13 @@ class Load:
         )
 
 
-def ours(driver: DriverProcess, spec: RunSpec) -> tuple[LoadReport, Figures]:
-    """Raises SystemExit where a request failed or answered another length than was asked."""
-    report = driver.run(spec)
+def ours(driver: DriverProcess, spec: RunSpec, meanwhile: Callable[[], None] = noop) -> tuple[LoadReport, Figures]:
+    """Raises SystemExit where a request failed or answered another length than was asked. meanwhile: as it begins."""
+    report = driver.start(spec, on_start=lambda _: meanwhile()).wait()
     if bad := [row for row in report.records if row.status != "completed" or row.n != row.asked_output_tokens]:
         raise SystemExit(f"{len(bad)} of {len(report.records)} requests went wrong: {bad[0].error or bad[0]}")
     rows = [(ttft_ms(row) or 0.0, tpot_ms(row) or 0.0) for row in report.records]
     return report, np.array(rows, np.float64).T
-
-
-def noop() -> None:
-    return
 
 
 @dataclass(frozen=True)
@@ -148,3 +150,26 @@ def figures_of(found: Mapping[str, Any]) -> Figures:
         if abs(statistics.median(values) - found[f"median_{name}_ms"]) > 1e-6:
             raise SystemExit(f"median {name}: {statistics.median(values)} of {found[f'median_{name}_ms']} told.")
     return rows
+
+
+class ServerSide:
+    """What a vLLM server says itself of the requests between two looks: mean TTFT and TPOT, from its /metrics."""
+
+    _NAMES = ("vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds")
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._before = self._sums()
+
+    def look(self) -> None:
+        """From now on."""
+        self._before = self._sums()
+
+    def off(self, figures: Figures) -> Figures:
+        """Shape (2), ms: a client's means minus the server's, whose TTFT runs from the request's arrival there."""
+        total, count = (self._sums() - self._before).reshape(2, 2).T
+        return figures.mean(axis=1) - total / np.maximum(count, 1) * 1e3
+
+    def _sums(self) -> Figures:
+        page = parse_metrics(fetch(f"{self._url}/metrics"))
+        return np.array([sum(page.get(f"{name}_{part}", [0.0])) for name in self._NAMES for part in ("sum", "count")])
