@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from labkit.engine.accounts import Accounts
 from labkit.engine.admission import check_request
 from labkit.engine.assemble import assemble
+from labkit.engine.bench_messages import Benched
 from labkit.engine.bringup import BringUp, Standing, SwitchRefused, SwitchReport
 from labkit.engine.dispatcher import Dispatcher
 from labkit.engine.expert_load import ExpertLoad, placements_for
 from labkit.engine.flights import Flights
 from labkit.engine.measuring import Lender, Measuring
-from labkit.engine.messages import Benched, Configured, Hello, Moved, Profiled, RankMessage, Ready, Sampled, StepStats
+from labkit.engine.messages import Configured, Hello, Moved, Profiled, RankMessage, Ready, Sampled, StepStats
 from labkit.engine.places import describe_places, nodes_of, share_a_clock
 from labkit.engine.reporter import Emit, Reporter
 from labkit.engine.request import FinishReason, Request, RequestRefused

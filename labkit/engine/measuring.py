@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.engine.bringup import RankPool, Replies
-from labkit.engine.messages import Benched, BenchLink
 from labkit.engine.watchdog import STEP_TIMEOUT_S
 
 if TYPE_CHECKING:

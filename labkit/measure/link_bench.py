@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.engine.messages import Benched, BenchLink
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.layout.fabrics import fabric_of, spans_nodes
 from labkit.measure.collectives import BOTH_PLACES, PINGPONG, fits, row, sizes
 from labkit.measure.pairs import PROBE_BYTES, SMALL_BYTES, large_bytes, num_rounds, pair_row, pairs_of, way_ns

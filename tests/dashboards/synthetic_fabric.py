@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.engine.messages import Benched, BenchLink
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.layout import Layout
 from labkit.layout.fabrics import group_fabrics
 from labkit.measure.collectives import PINGPONG
