@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from labkit.measure.roofs import MachineRoofs
 from labkit.paths import home_dir
 
 QUIET_LOAD = 0.5
@@ -24,17 +25,9 @@ QUIET_LOAD = 0.5
 KEPT_S = 24 * 3600.0
 _TIMEOUT_S = 60.0
 _MEASURE = (
-    "import json; from labkit.teach.machine import measure_roofs; r = measure_roofs(3); "
+    "import json; from labkit.measure.roofs import MachineRoofs; r = MachineRoofs.measured(3); "
     "print(json.dumps({'read_gb_s': r.read_gb_s, 'gflop_s': r.gflop_s}))"
 )
-
-
-@dataclass(frozen=True)
-class MachineRoofs:
-    """GB = 1e9, all cores together."""
-
-    read_gb_s: float
-    gflop_s: float
 
 
 def machine_roofs(environment: Mapping[str, Any], is_idle: Callable[[], bool]) -> MachineRoofs | None:

@@ -165,10 +165,9 @@ def _own_roofs(run: Run) -> Roofs | None:
 
 @functools.cache
 def _measured_roofs() -> Roofs:
-    import importlib
+    from labkit.measure.roofs import MachineRoofs
 
-    roofs: Roofs = importlib.import_module("labkit.teach.machine").measure_roofs()
-    return roofs
+    return MachineRoofs.measured()
 
 
 def refuse_profiled(runs: Sequence[Run]) -> None:
