@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from labkit.lab.ceilings import ceilings_of
 from labkit.measure.roofs import MachineRoofs
 from labkit.paths import home_dir
 
@@ -25,15 +26,24 @@ QUIET_LOAD = 0.5
 KEPT_S = 24 * 3600.0
 _TIMEOUT_S = 60.0
 _MEASURE = (
-    "import json; from labkit.measure.roofs import MachineRoofs; r = MachineRoofs.measured(3); "
+    "import json; from labkit.lab.ceilings import ceilings_of
+from labkit.measure.roofs import MachineRoofs; r = MachineRoofs.measured(3); "
     "print(json.dumps({'read_gb_s': r.read_gb_s, 'gflop_s': r.gflop_s}))"
 )
 
 
+def gpu_roofs(environment: Mapping[str, Any]) -> MachineRoofs | None:
+    """Of one GPU, as `labkit bench device` measured it on this host; None where it did not."""
+    found = ceilings_of(environment)
+    return MachineRoofs(found.copy_gb_s, found.gflop_s) if found and found.copy_gb_s and found.gflop_s else None
+
+
 def machine_roofs(environment: Mapping[str, Any], is_idle: Callable[[], bool]) -> MachineRoofs | None:
-    """None for ranks that are not on this machine's CPU, and while somebody's load is under way."""
-    if environment.get("backend") != "cpu" or environment.get("host") != socket.gethostname():
+    """None for ranks on another host, GPUs that were not measured, and while somebody's load is under way."""
+    if environment.get("host") != socket.gethostname():
         return None
+    if environment.get("backend") != "cpu":
+        return gpu_roofs(environment)
     kept = _kept(home_dir() / "roofs.json")
     if kept is not None or not is_idle():
         return kept
