@@ -26,8 +26,7 @@ QUIET_LOAD = 0.5
 KEPT_S = 24 * 3600.0
 _TIMEOUT_S = 60.0
 _MEASURE = (
-    "import json; from labkit.lab.ceilings import ceilings_of
-from labkit.measure.roofs import MachineRoofs; r = MachineRoofs.measured(3); "
+    "import json; from labkit.measure.roofs import MachineRoofs; r = MachineRoofs.measured(3); "
     "print(json.dumps({'read_gb_s': r.read_gb_s, 'gflop_s': r.gflop_s}))"
 )
 
