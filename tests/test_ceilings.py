@@ -10,7 +10,9 @@ import pytest
 
 from labkit.lab.bench_device import DevicePlan, device_summary
 from labkit.lab.ceilings import ceilings_of, keep
+from labkit.lab.roofs import machine_roofs
 from labkit.measure.device import row
+from labkit.measure.roofs import MachineRoofs
 
 GB = 10**9
 
@@ -55,6 +57,13 @@ def test_gpus_of_one_kind_are_alike_and_threads_are_not() -> None:
     assert ceilings_of(environment(device="cuda:3 NVIDIA H100", num_ranks=1)) is not None
     assert ceilings_of(environment(device="cuda:0 NVIDIA B200")) is None
     assert ceilings_of(environment(threads_per_rank=4)) is None and ceilings_of(environment(host="elsewhere")) is None
+
+
+def test_a_gpu_stands_under_what_was_measured_of_it() -> None:
+    gpu = environment(device="cuda:1 NVIDIA H100", num_ranks=1, backend="cuda")
+    assert machine_roofs(gpu, lambda: True) is None
+    assert keep(measured("cuda:0 NVIDIA H100", num_ranks=1))
+    assert machine_roofs(gpu, lambda: False) == MachineRoofs(pytest.approx(20), pytest.approx(200))
 
 
 def test_what_is_wrong_or_fits_a_cache_is_no_ceiling() -> None:

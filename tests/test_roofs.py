@@ -36,7 +36,6 @@ def test_not_while_a_load_is_under_way_nor_of_another_machine(monkeypatch: pytes
     answers = iter([True, False])
     assert machine_roofs(HERE, lambda: next(answers)) is None, "somebody began meanwhile"
     assert machine_roofs({**HERE, "host": "elsewhere"}, lambda: True) is None
-    assert machine_roofs({**HERE, "backend": "cuda"}, lambda: True) is None
 
 
 def test_a_file_that_was_not_written_whole_is_none(home: Path):

@@ -9,21 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from labkit.engine.messages import (
-    AllocateKV,
-    Bench,
-    BenchDevice,
-    Benched,
-    Configure,
-    Configured,
-    DeviceBenched,
-    Memory,
-    Moved,
-    MoveKV,
-    Ready,
-    Sampled,
-    Step,
-)
+from labkit.engine.bench_messages import Bench, BenchDevice, Benched, DeviceBenched
+from labkit.engine.messages import AllocateKV, Configure, Configured, Memory, Moved, MoveKV, Ready, Sampled, Step
 from labkit.engine.worker import serve
 from labkit.parallel.bench import bench
 from labkit.parallel.mesh import Mesh

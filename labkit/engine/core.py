@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from labkit.engine.accounts import Accounts
 from labkit.engine.admission import check_request
 from labkit.engine.assemble import assemble
+from labkit.engine.bench_messages import Benched
 from labkit.engine.bringup import BringUp, Standing, SwitchRefused, SwitchReport
 from labkit.engine.dispatcher import Dispatcher
 from labkit.engine.expert_load import ExpertLoad, placements_for
 from labkit.engine.flights import Flights
-from labkit.engine.measuring import Measuring, refuse_if_busy
-from labkit.engine.messages import Benched, Configured, Hello, Moved, Profiled, RankMessage, Ready, Sampled, StepStats
+from labkit.engine.measuring import Lender, Measuring
+from labkit.engine.messages import Configured, Hello, Moved, Profiled, RankMessage, Ready, Sampled, StepStats
 from labkit.engine.places import describe_places, nodes_of, share_a_clock
 from labkit.engine.reporter import Emit, Reporter
 from labkit.engine.request import FinishReason, Request, RequestRefused
@@ -66,7 +67,7 @@ class Engine:
         )  # fmt: skip
         self._expert_load = self._flights.expert_load = ExpertLoad(spec) if spec.moe else None
         self._bring_up: BringUp | None = None
-        self._measuring: Measuring | None = None
+        self._lender = Lender(pool, self._dispatcher)
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[SwitchReport]] = set()
         self._recovery: asyncio.Task[None] | None = None
@@ -106,8 +107,8 @@ class Engine:
             self._dispatcher.moved(message)
         elif isinstance(message, Profiled):
             self._reporter.profiled(message)
-        elif isinstance(message, Benched) and self._measuring is not None:
-            self._measuring.add(rank, message)
+        elif isinstance(message, Benched):
+            self._lender.add(rank, message)
         elif isinstance(message, Configured | Ready) and self._bring_up is not None:
             self._bring_up.add(rank, message)
 
@@ -120,9 +121,9 @@ class Engine:
         self._standing = None
         self._dispatcher.fail(error)
         self._set_state("failed", sentence)
-        for asking in (self._bring_up, self._measuring):
-            if asking is not None:
-                asking.fail(error)
+        self._lender.fail(error)
+        if self._bring_up is not None:
+            self._bring_up.fail(error)
         if not self._is_stopping and (self._recovery is None or self._recovery.done()):
             self._recovery = asyncio.get_running_loop().create_task(self._recover())
 
@@ -242,16 +243,8 @@ class Engine:
         async with self._one_at_a_time:
             if self._standing is None or self.pool.state != "ready":
                 raise EngineDown(self._message or f"The engine is {self._state}.")
-            refuse_if_busy(self._dispatcher.num_requests)
-            await self._dispatcher.hold()
-            ranks = self.pool.config.num_ranks
-            self._measuring = Measuring(self.pool, ranks, self._epoch, lambda: self._dispatcher.num_requests)
-            try:
-                yield self._measuring
-            finally:
-                self._measuring = None
-                if self._standing is not None:
-                    self._dispatcher.resume()
+            async with self._lender.lend(self._epoch, lambda: self._standing is not None) as ranks:
+                yield ranks
 
     async def _recover(self) -> None:
         async with self._one_at_a_time:
@@ -285,8 +278,7 @@ class Engine:
         self._is_stopping = True
         stopped = EngineDown("The engine was stopped.")
         self._dispatcher.fail(stopped)
-        if self._measuring is not None:
-            self._measuring.fail(stopped)
+        self._lender.fail(stopped)
         if self._recovery is not None:
             self._recovery.cancel()
         self._reporter.flush()

@@ -91,14 +91,18 @@ class Dispatcher:
         withholds: a first token reaches the user only when its KV has reached the pool that decodes.
         """
         self._pools, self._epoch, self._layout, self._withholds = pools, epoch, layout, withholds
+        self.resume(f"After the switch to {layout}: ", requeued=True)
+
+    def resume(self, why: str = "", requeued: bool = False) -> None:
+        """Whoever waited is routed, in order of arrival; what cannot be served any more is told, after `why`."""
         self.is_open = True
         backlog, self._backlog = self._backlog, {}
         for request in sorted(backlog.values(), key=lambda request: request.received_ns):
-            request.requeued = True
+            request.requeued |= requeued
             try:
                 self._route(request)
             except RequestRefused as refusal:
-                self._fail(request, EngineDown(f"After the switch to {layout}: {refusal}"))
+                self._fail(request, EngineDown(f"{why}{refusal}"))
 
     async def close(self) -> None:
         """Plan no more steps and wait for those on their way; everybody then waits for the next layout.
@@ -118,16 +122,6 @@ class Dispatcher:
         if self._is_busy():
             self._quiet = asyncio.get_running_loop().create_future()
             await self._quiet
-
-    def resume(self) -> None:
-        """After `hold`: whoever came meanwhile is routed, in order of arrival."""
-        self.is_open = True
-        backlog, self._backlog = self._backlog, {}
-        for request in sorted(backlog.values(), key=lambda request: request.received_ns):
-            try:
-                self._route(request)
-            except RequestRefused as refusal:
-                self._fail(request, EngineDown(str(refusal)))
 
     def fail(self, error: EngineDown) -> None:
         """The ranks are gone: every request ends with the sentence."""

@@ -7,12 +7,18 @@ they wait a fraction of a second. Lost ranks end it with their sentence.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from itertools import count
+from typing import TYPE_CHECKING
 
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.engine.bringup import RankPool, Replies
-from labkit.engine.messages import Benched, BenchLink
 from labkit.engine.watchdog import STEP_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from labkit.cluster.pool import Pool
+    from labkit.engine.dispatcher import Dispatcher
 
 
 class EngineBusy(RuntimeError):
@@ -58,6 +64,36 @@ class Measuring:
         self._error = error
         if self._replies is not None:
             self._replies.fail(error)
+
+
+class Lender:
+    """Lends an engine's ranks, one loan at a time, and passes on to it what they answer."""
+
+    def __init__(self, pool: Pool, dispatcher: Dispatcher) -> None:
+        self._pool, self._dispatcher = pool, dispatcher
+        self._loan: Measuring | None = None
+
+    @asynccontextmanager
+    async def lend(self, epoch: int, stands: Callable[[], bool]) -> AsyncIterator[Measuring]:
+        """stands: whether the layout still does, so that requests can go on. Raises EngineBusy, EngineDown."""
+        refuse_if_busy(self._dispatcher.num_requests)
+        await self._dispatcher.hold()
+        ranks = self._pool.config.num_ranks
+        self._loan = Measuring(self._pool, ranks, epoch, lambda: self._dispatcher.num_requests)
+        try:
+            yield self._loan
+        finally:
+            self._loan = None
+            if stands():
+                self._dispatcher.resume()
+
+    def add(self, rank: int, message: Benched) -> None:
+        if self._loan is not None:
+            self._loan.add(rank, message)
+
+    def fail(self, error: Exception) -> None:
+        if self._loan is not None:
+            self._loan.fail(error)
 
 
 def refuse_if_busy(num_requests: int) -> None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import msgspec
 
-
-class _Message(msgspec.Struct, tag=True, array_like=True, gc=False):
-    pass
-
+from labkit.engine.bench_messages import AnyBench, AnyBenched
+from labkit.engine.wire_form import Message
 
 # ---- engine to rank -------------------------------------------------------------------------------------------------
 
 
-class Configure(_Message):
+class Configure(Message):
     """Take this layout: drop the old weights and groups, build the new ones. Answered by `Configured`."""
 
     epoch: int
@@ -55,14 +53,14 @@ class Configure(_Message):
     """All of them, where there are several; else empty."""
 
 
-class AllocateKV(_Message):
+class AllocateKV(Message):
     """Allocate this many KV blocks (the minimum over the replica's ranks). Answered by `Ready`."""
 
     epoch: int
     num_blocks: int
 
 
-class SampleSpec(_Message):
+class SampleSpec(Message):
     """How the last position of one sequence of a step is turned into a token."""
 
     index: int
@@ -79,7 +77,7 @@ class SampleSpec(_Message):
     """-1: none; k: the chosen token's logprob and the k most likely."""
 
 
-class Step(_Message):
+class Step(Message):
     """One forward pass of one replica: `num_seqs` sequences, their new tokens, and who gets a sample."""
 
     epoch: int
@@ -97,7 +95,7 @@ class Step(_Message):
     """Sequences [0, num_prefill_seqs) are prefill chunks, the rest are decodes (query_len 1)."""
 
 
-class MoveKV(_Message):
+class MoveKV(Message):
     """Hand the KV of one request from a replica to one of another pool; to every rank of both. Answered by `Moved`.
 
     Who gives what to whom follows from the two layouts (`labkit.layout.reshard`). Steps may come meanwhile; they do
@@ -118,64 +116,7 @@ class MoveKV(_Message):
     target_blocks: bytes
 
 
-class Bench(_Message):
-    """Repeat one collective of the layout's groups of one axis, and say how long each took. Answered by `Benched`."""
-
-    epoch: int
-    axis: str
-    op: str
-    """One of `labkit.measure.collectives.OPS`."""
-    num_bytes: int
-    """Of the whole buffer: what all_gather gives, what reduce_scatter takes; else of each rank's."""
-    in_place: bool
-    dtype: str
-    num_warmup: int
-    num_rounds: int
-    check: bool
-
-
-class BenchLink(_Message):
-    """Repeat one operation among some ranks of the pool, over a wire of their own, whatever the layout.
-
-    Answered by `Benched` from every rank of the pool.
-    """
-
-    epoch: int
-    serial: int
-    """Counts upwards over the pool's life: it names the wire."""
-    ranks: list[int]
-    """Who takes part, in the order of their places; the others answer at once, with no times."""
-    fabric: str
-    """shm, gloo or nccl; what reaches all of the ranks."""
-    op: str
-    """One of `labkit.measure.collectives.OPS`, or its PINGPONG: there and back, timed by the first rank."""
-    num_bytes: int
-    in_place: bool
-    dtype: str
-    num_warmup: int
-    num_rounds: int
-    check: bool
-    threads: int = 1
-    """Of each rank: whether those at work have cores of their own decides how they wait."""
-
-
-class BenchDevice(_Message):
-    """Repeat one piece of work on the rank's own device, and say how long each took. Answered by `DeviceBenched`."""
-
-    epoch: int
-    what: str
-    """One of `labkit.measure.device.WORK`."""
-    dtype: str
-    size: int
-    """copy: bytes of the buffer; matmul: rows and columns of the matrices; 0: a buffer that suits the device."""
-    ranks: list[int]
-    """Who works, each round begun together; the others answer at once, with no times."""
-    num_warmup: int
-    num_rounds: int
-    check: bool
-
-
-class Profile(_Message):
+class Profile(Message):
     """Profile the steps to come. Answered by `Profiled`, once: when they are over, or a message of 0 steps comes."""
 
     epoch: int
@@ -183,7 +124,7 @@ class Profile(_Message):
     num_steps: int
 
 
-class Fault(_Message):
+class Fault(Message):
     """For tests and drills: kind is raise, exit, hang, delay (seconds in each all-reduce of `layer`), or mute, unmute
     (the door's recording, between two steps: what it costs is measured so)."""
 
@@ -192,20 +133,20 @@ class Fault(_Message):
     layer: int = -1
 
 
-class Ping(_Message):
+class Ping(Message):
     """To a rank on another host: what time is it there? Answered by `Pong` at once, or after the step it is in."""
 
     sent_ns: int
 
 
-class Shutdown(_Message):
+class Shutdown(Message):
     pass
 
 
 # ---- rank to engine -------------------------------------------------------------------------------------------------
 
 
-class Hello(_Message):
+class Hello(Message):
     token: str
     """The pool's secret; a connection that does not know it is closed."""
     rank: int
@@ -223,14 +164,14 @@ class Hello(_Message):
     """`labkit.engine.clock.clock_id`: whose clock its instants are read from."""
 
 
-class Pong(_Message):
+class Pong(Message):
     sent_ns: int
     """The ping's, by the engine's clock; the other two by the rank's."""
     arrived_ns: int
     left_ns: int
 
 
-class Memory(_Message):
+class Memory(Message):
     """Bytes on one rank. `other` is what the rank's process or device uses beyond weights and KV."""
 
     weights: int = 0
@@ -244,7 +185,7 @@ class Memory(_Message):
     """`engine.memory.beside`: what an allocator holds besides; None where the backend cannot tell."""
 
 
-class Configured(_Message):
+class Configured(Message):
     epoch: int
     rank: int
     num_blocks: int
@@ -256,7 +197,7 @@ class Configured(_Message):
     error: str = ""
 
 
-class Ready(_Message):
+class Ready(Message):
     """Groups warmed, KV allocated: steps may come."""
 
     epoch: int
@@ -265,7 +206,7 @@ class Ready(_Message):
     warm_s: float
 
 
-class Sampled(_Message):
+class Sampled(Message):
     """From the sampling rank (last stage, first tp rank) as soon as the ids are known."""
 
     epoch: int
@@ -278,7 +219,7 @@ class Sampled(_Message):
     end_ns: int
 
 
-class StepStats(_Message):
+class StepStats(Message):
     """From every rank of the replica, after the step, off the critical path."""
 
     epoch: int
@@ -294,7 +235,7 @@ class StepStats(_Message):
     """Rows of `labkit.measure.experts`, one for each MoE layer; empty for dense models."""
 
 
-class Moved(_Message):
+class Moved(Message):
     """What this rank gave or took of a `MoveKV` has been sent, or stands in its blocks."""
 
     epoch: int
@@ -305,29 +246,7 @@ class Moved(_Message):
     end_ns: int
 
 
-class Benched(_Message):
-    epoch: int
-    rank: int
-    times_ns: list[int]
-    """Of each round, on this rank; empty on a rank that has no part in it."""
-    num_wrong: int
-    """Elements of the result that are not what they must be."""
-    group: int = 0
-    """Which of the axis's groups."""
-
-
-class DeviceBenched(_Message):
-    epoch: int
-    rank: int
-    times_ns: list[int]
-    num_wrong: int
-    size: int
-    """As `BenchDevice.size`, chosen where that was 0."""
-    cache_bytes: int
-    """The device's last cache; 0 where the system does not tell."""
-
-
-class Profiled(_Message):
+class Profiled(Message):
     epoch: int
     rank: int
     num_steps: int
@@ -337,7 +256,7 @@ class Profiled(_Message):
     """What leads its clock to the engine's, where they are of two hosts; set on arrival (`labkit.engine.clock`)."""
 
 
-class Failed(_Message):
+class Failed(Message):
     """The last words of a rank that raised."""
 
     rank: int
@@ -346,11 +265,8 @@ class Failed(_Message):
     traceback: str
 
 
-AnyBench = Bench | BenchLink | BenchDevice
 EngineMessage = Configure | AllocateKV | Step | MoveKV | AnyBench | Profile | Fault | Ping | Shutdown
-RankMessage = (
-    Hello | Pong | Configured | Ready | Sampled | StepStats | Moved | Benched | DeviceBenched | Profiled | Failed
-)
+RankMessage = Hello | Pong | Configured | Ready | Sampled | StepStats | Moved | AnyBenched | Profiled | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

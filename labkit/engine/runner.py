@@ -19,22 +19,9 @@ from torch import Tensor
 
 from labkit.engine import memory
 from labkit.engine.batches import Shape, build, windows_of
+from labkit.engine.bench_messages import Bench, BenchDevice, Benched, DeviceBenched
 from labkit.engine.graphs import DecodeGraphs
-from labkit.engine.messages import (
-    AllocateKV,
-    Bench,
-    BenchDevice,
-    Benched,
-    Configure,
-    Configured,
-    DeviceBenched,
-    Memory,
-    Moved,
-    MoveKV,
-    Ready,
-    Sampled,
-    Step,
-)
+from labkit.engine.messages import AllocateKV, Configure, Configured, Memory, Moved, MoveKV, Ready, Sampled, Step
 from labkit.engine.mover import KVMover
 from labkit.engine.sampler import sample
 from labkit.engine.step_clock import CudaClock, HostClock

@@ -22,14 +22,11 @@ from typing import Protocol
 import torch
 
 from labkit.engine import messages
+from labkit.engine.bench_messages import AnyBench, AnyBenched, Bench, BenchDevice, BenchLink
 from labkit.engine.channel import Channel
 from labkit.engine.launch import Launch
 from labkit.engine.messages import (
     AllocateKV,
-    AnyBench,
-    Bench,
-    BenchDevice,
-    BenchLink,
     Configure,
     Fault,
     MoveKV,
@@ -58,7 +55,7 @@ class RankRunner(Protocol):
 
     def moved(self) -> list[messages.Moved]: ...
 
-    def bench(self, message: Bench | BenchDevice) -> messages.Benched | messages.DeviceBenched: ...
+    def bench(self, message: Bench | BenchDevice) -> AnyBenched: ...
 
 
 _NAP_S = 200e-6

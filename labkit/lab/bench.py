@@ -15,7 +15,8 @@ import numpy as np
 
 from labkit.cluster.nodes import Nodes
 from labkit.cluster.pool import Pool, PoolConfig, PoolFailure, default_run_dir
-from labkit.engine.messages import Bench, Benched, Configure, Configured, RankMessage
+from labkit.engine.bench_messages import Bench, Benched
+from labkit.engine.messages import Configure, Configured, RankMessage
 from labkit.engine.places import nodes_of
 from labkit.layout import AXES, Layout, StepShape
 from labkit.layout.fabrics import fabric_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.messages import BenchDevice, DeviceBenched
+from labkit.engine.bench_messages import BenchDevice, DeviceBenched
 from labkit.lab.bench import BenchRanks
 from labkit.layout import Layout
 from labkit.measure.device import ceilings, row

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from labkit.lab.ceilings import ceilings_of
+from labkit.measure.roofs import MachineRoofs
 from labkit.paths import home_dir
 
 QUIET_LOAD = 0.5
@@ -24,23 +26,23 @@ QUIET_LOAD = 0.5
 KEPT_S = 24 * 3600.0
 _TIMEOUT_S = 60.0
 _MEASURE = (
-    "import json; from labkit.teach.machine import measure_roofs; r = measure_roofs(3); "
+    "import json; from labkit.measure.roofs import MachineRoofs; r = MachineRoofs.measured(3); "
     "print(json.dumps({'read_gb_s': r.read_gb_s, 'gflop_s': r.gflop_s}))"
 )
 
 
-@dataclass(frozen=True)
-class MachineRoofs:
-    """GB = 1e9, all cores together."""
-
-    read_gb_s: float
-    gflop_s: float
+def gpu_roofs(environment: Mapping[str, Any]) -> MachineRoofs | None:
+    """Of one GPU, as `labkit bench device` measured it on this host; None where it did not."""
+    found = ceilings_of(environment)
+    return MachineRoofs(found.copy_gb_s, found.gflop_s) if found and found.copy_gb_s and found.gflop_s else None
 
 
 def machine_roofs(environment: Mapping[str, Any], is_idle: Callable[[], bool]) -> MachineRoofs | None:
-    """None for ranks that are not on this machine's CPU, and while somebody's load is under way."""
-    if environment.get("backend") != "cpu" or environment.get("host") != socket.gethostname():
+    """None for ranks on another host, GPUs that were not measured, and while somebody's load is under way."""
+    if environment.get("host") != socket.gethostname():
         return None
+    if environment.get("backend") != "cpu":
+        return gpu_roofs(environment)
     kept = _kept(home_dir() / "roofs.json")
     if kept is not None or not is_idle():
         return kept

@@ -129,7 +129,8 @@ class Run:
         """Where TTFT and TPOT went and what holds them up; with `other`, what grew from this run to that one.
 
         Prints it where nothing else would show what is returned. roofs: by default this machine's, measured when
-        first needed, for a run on this machine's CPU; else products and memory are not told apart.
+        first needed, for a run on this machine's CPU, and what `labkit bench device` kept of its GPUs; else
+        products and memory are not told apart.
         """
         found = self.explanation(other, roofs)
         if not (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
@@ -159,16 +160,20 @@ class Run:
 
 def _own_roofs(run: Run) -> Roofs | None:
     environment = run.environment
-    here = environment.get("host") == socket.gethostname() and environment.get("backend") == "cpu"
-    return _measured_roofs() if here else None
+    if environment.get("host") != socket.gethostname():
+        return None
+    if environment.get("backend") == "cpu":
+        return _measured_roofs()
+    from labkit.lab.roofs import gpu_roofs
+
+    return gpu_roofs(environment)
 
 
 @functools.cache
 def _measured_roofs() -> Roofs:
-    import importlib
+    from labkit.measure.roofs import MachineRoofs
 
-    roofs: Roofs = importlib.import_module("labkit.teach.machine").measure_roofs()
-    return roofs
+    return MachineRoofs.measured()
 
 
 def refuse_profiled(runs: Sequence[Run]) -> None:

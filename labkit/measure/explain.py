@@ -134,7 +134,7 @@ class Explanation:
 def explain(run: RunLike, other: RunLike | None = None, roofs: Roofs | None = None) -> Explanation:
     """Where `run`'s TTFT and TPOT went; with `other` (the same under more load, say) also what grew from run to other.
 
-    roofs: the machine's, as measured (`labkit.teach.machine`); without them products and memory are not told apart.
+    roofs: the machine's, as measured (`labkit.measure.roofs`); without them products and memory are not told apart.
     """
     rows = {name: _rows(run, of, len(names)) for name, names, of in FIGURES}
     falls = [waterfall(name, names, rows[name], q) for name, names, _ in FIGURES for q in QUANTILES]

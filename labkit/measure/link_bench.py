@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.engine.messages import Benched, BenchLink
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.layout.fabrics import fabric_of, spans_nodes
 from labkit.measure.collectives import BOTH_PLACES, PINGPONG, fits, row, sizes
 from labkit.measure.pairs import PROBE_BYTES, SMALL_BYTES, large_bytes, num_rounds, pair_row, pairs_of, way_ns
@@ -26,6 +26,8 @@ CURVE_SIZES = {"cpu": sizes(64, 4 << 20), "cuda": sizes(1024, 64 << 20)}
 SMALL_BUDGET_S, LARGE_BUDGET_S, SIZE_BUDGET_S = 0.05, 0.25, 0.12
 SETTLE_S = 0.02
 """Before small messages count: until then a system may have both ranks on one core, and moves them apart."""
+FIRST_WARMUP = 50
+"""Rounds of a curve's smallest size that do not count, for the same reason."""
 LONGEST_ROUND_S = 0.25
 
 
@@ -119,16 +121,17 @@ class LinkBench:
         found: list[dict[str, Any]] = []
         expected_s = 0.001
         for size in num_bytes or CURVE_SIZES[self._device]:
-            found.append(await self._size(group, op, size, num_rounds(expected_s, SIZE_BUDGET_S)))
+            warmup = 2 if found else FIRST_WARMUP
+            found.append(await self._size(group, op, size, warmup, num_rounds(expected_s, SIZE_BUDGET_S)))
             on_row(found[-1])
             expected_s = found[-1]["time_us"] / 1e6 * 4
             if expected_s > LONGEST_ROUND_S:
                 break
         return found
 
-    async def _size(self, group: CurveGroup, op: str, size: int, rounds: int) -> dict[str, Any]:
+    async def _size(self, group: CurveGroup, op: str, size: int, warmup: int, rounds: int) -> dict[str, Any]:
         in_place = op in BOTH_PLACES
-        answers = await self._ask(self._message(group.ranks, group.fabric, op, size, in_place, 2, rounds))
+        answers = await self._ask(self._message(group.ranks, group.fabric, op, size, in_place, warmup, rounds))
         timed = [answers[rank] for rank in group.ranks if answers[rank].times_ns]
         slowest = np.max([answer.times_ns for answer in timed], axis=0).tolist()
         return row(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from labkit.engine.messages import Bench, BenchDevice, Benched, BenchLink, DeviceBenched
+from labkit.engine.bench_messages import Bench, BenchDevice, Benched, BenchLink, DeviceBenched
 from labkit.measure.collectives import BOTH_PLACES, OPS, PINGPONG
 from labkit.parallel.bench_device import bench_device
 from labkit.parallel.comm import Group

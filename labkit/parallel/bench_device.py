@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from labkit.engine.messages import BenchDevice, DeviceBenched
+from labkit.engine.bench_messages import BenchDevice, DeviceBenched
 from labkit.measure.device import WORK
 from labkit.parallel.comm import Group
 from labkit.parallel.rounds import timed_rounds

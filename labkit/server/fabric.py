@@ -20,6 +20,7 @@ from labkit.engine.measuring import EngineBusy, Measuring, refuse_if_busy
 from labkit.engine.places import nodes_of
 from labkit.engine.stream import EngineDown
 from labkit.measure.link_bench import CURVE_OPS, CurveGroup, LinkBench, curve_fits, curve_groups
+from labkit.measure.neighbours import Neighbours
 from labkit.measure.pairs import pairs_of
 from labkit.measure.step_messages import layout_messages
 from labkit.model.spec import DTYPE_BYTES
@@ -137,7 +138,7 @@ class FabricBench:
 
     async def _measure(self) -> dict[str, Any]:
         engine, began = self._service.engine, time.monotonic()
-        place = self._place()
+        place, neighbours = self._place(), Neighbours(self._local_pids().values())
         async with engine.measuring() as ranks:
             state, settings, nodes = engine.state(), engine.settings, nodes_of(engine.pool.hellos)
             device = "cuda" if engine.pool.config.device == "cuda" else "cpu"
@@ -161,6 +162,7 @@ class FabricBench:
             "dtype": settings.dtype,
             "num_cores": self._service.state()["num_cores"],
             "threads_per_rank": engine.pool.config.threads,
+            "others_busy_cores": neighbours.busy_cores(),
             "nodes": nodes,
             "wrong": sum(each["wrong"] for each in [*pairs, *rows]),
             "pairs": pairs,

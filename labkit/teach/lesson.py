@@ -17,7 +17,7 @@ from labkit.load.workload import Workload
 from labkit.measure.explain import Explanation, explain
 from labkit.server.client import ServerError
 from labkit.teach.html import Table, box
-from labkit.teach.machine import Roofs, measure_roofs
+from labkit.teach.machine import Roofs
 from labkit.teach.own_server import lab_for
 from labkit.teach.predictions import Book, Prediction
 from labkit.teach.reference import MIB, ReferenceCase, is_quick
@@ -87,7 +87,7 @@ class Lesson:
     def roofs(self) -> Roofs:
         """Measured once a lesson, while no run is under way."""
         if self._roofs is None:
-            self._roofs = measure_roofs(3 if self.quick else 10)
+            self._roofs = Roofs.measured(3 if self.quick else 10)
         return self._roofs
 
     def explain(self, run: Run, other: Run | None = None) -> Explanation:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.engine.messages import Benched, BenchLink
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.layout import Layout
 from labkit.layout.fabrics import group_fabrics
 from labkit.measure.collectives import PINGPONG
@@ -52,6 +52,7 @@ def told(slug: str, fabric: str, nodes: Sequence[int] = (), num_gpus: int = 0) -
         "measured": {
             "measured_at": "2026-11-30T11:46:00+00:00", "took_s": 11.0, "layout": slug, "layout_name": str(layout),
             "model": MODEL, "dtype": "bfloat16", "num_cores": 2, "threads_per_rank": 1, "wrong": 0, "pairs": pairs,
+            "others_busy_cores": 1.24,
             "rows": rows, "fits": fits, "backend": "nccl" if num_gpus else "gloo",
         },
         "messages": layout_messages(layout, load_spec(MODEL), 2, [*fits], [*groups(slug, fabric, nodes)]),

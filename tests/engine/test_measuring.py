@@ -10,8 +10,8 @@ import pytest
 from arithmetic_ranks import ArithmeticPool
 from house import House, expected, in_house, layout, read, until_ready
 
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.engine.measuring import EngineBusy
-from labkit.engine.messages import Benched, BenchLink
 from labkit.engine.stream import EngineDown
 
 

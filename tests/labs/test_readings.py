@@ -7,7 +7,7 @@ import pytest
 from labkit.lab.run import Run
 from labkit.measure.records import RequestRecord, StepRecord
 from labkit.teach import lesson00, lesson01, lesson02
-from labkit.teach.machine import Roofs, measure_roofs
+from labkit.teach.machine import Roofs
 from labkit.teach.reference import MIB, ReferenceCase, is_quick
 
 MS = 1_000_000
@@ -84,7 +84,7 @@ def test_a_tight_budget_holds_the_weights_and_so_many_tokens():
 
 
 def test_roofs_are_measured_and_bound_what_they_say():
-    roofs = measure_roofs(1)
+    roofs = Roofs.measured(1)
     assert roofs.read_gb_s > 0.1 and roofs.gflop_s > 0.1
     assert roofs.read_ms(roofs.read_gb_s * 1e9) == pytest.approx(1000)
     assert roofs.compute_ms(roofs.gflop_s * 1e9) == pytest.approx(1000)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from labkit.engine.messages import Benched, BenchLink
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.layout import Layout
 from labkit.layout.fabrics import group_fabrics
 from labkit.measure.collectives import BOTH_PLACES, PINGPONG

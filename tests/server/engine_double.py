@@ -19,9 +19,9 @@ from typing import Any
 
 from aiohttp import web
 
+from labkit.engine.bench_messages import Benched, BenchLink
 from labkit.engine.bringup import SwitchReport
 from labkit.engine.measuring import refuse_if_busy
-from labkit.engine.messages import Benched, BenchLink
 from labkit.engine.request import FinishReason, Request, RequestRefused
 from labkit.engine.settings import EngineSettings
 from labkit.engine.stream import EngineDown, RequestStream

@@ -4,6 +4,8 @@ import { h } from "./dom.js";
 import { fabricName } from "./measures.js";
 import { seconds } from "./text.js";
 
+const OTHERS_BUSY = 0.25; // as labkit.measure.neighbours has it
+
 export class FabricControls {
   constructor(ctx) {
     this.ctx = ctx;
@@ -84,6 +86,9 @@ function remarksOf(frame, measured, t) {
   const most = Math.max(2, ...measured.rows.map((row) => row.ranks));
   if (measured.backend === "gloo" && most * measured.threads_per_rank > measured.num_cores) {
     remarks.push(["warning", t("measure.crowded", { n: most, cores: measured.num_cores })]);
+  }
+  if (measured.others_busy_cores > OTHERS_BUSY) {
+    remarks.push(["warning", t("measure.busy", { n: measured.others_busy_cores.toFixed(1), cores: measured.num_cores })]);
   }
   if (frame.lab && measured.layout !== frame.lab.layout) {
     remarks.push(["warning", t("measure.other_layout", { layout: measured.layout_name, now: frame.lab.layout_name })]);

@@ -38,16 +38,15 @@ function lastText(row, t) {
   return row.of ? t("laststeps.last", { n: row.last, of: row.of }) : t("laststeps.alone");
 }
 
-/** The rank that was last much more often than its share would be. */
-function isStraggler(row, data) {
-  const sharing = data.ranks.filter((other) => other.of).length;
-  return row.of >= 12 && row.last / row.of > 0.5 + 0.5 / Math.max(2, sharing);
+/** The rank that was last three times in four: a pair's members share it evenly, and more members less often each. */
+function isStraggler(row) {
+  return row.of >= 12 && row.last / row.of > 0.75;
 }
 
 function paintLastSteps(panel, svg, data, width) {
   const { t } = panel.ctx;
   const x0 = widest(data.ranks.map((row) => t("rank", { rank: row.rank }))) + 12;
-  const lasts = data.ranks.map((row) => `${isStraggler(row, data) ? "▲ " : ""}${lastText(row, t)}`);
+  const lasts = data.ranks.map((row) => `${isStraggler(row) ? "▲ " : ""}${lastText(row, t)}`);
   const narrow = width < 620;
   const x1 = narrow ? width - 2 : width - widest(lasts) - 14;
   const x = linear(data.span_ms, x0, x1);
@@ -59,7 +58,7 @@ function paintLastSteps(panel, svg, data, width) {
     const y = top + i * rowHeight;
     svg.append(label(0, y + 18, t("rank", { rank: row.rank })), s("rect", { x: x0, y: y + 4, width: x1 - x0, height: 21, rx: 2, class: "lk-track lk-between" }));
     svg.append(...stretches(row, y, x));
-    const kind = isStraggler(row, data) ? "lk-warn" : "lk-muted";
+    const kind = isStraggler(row) ? "lk-warn" : "lk-muted";
     svg.append(narrow ? label(x0, y + 38, lasts[i], { kind: `${kind} lk-small` }) : label(width - 2, y + 18, lasts[i], { anchor: "end", kind }));
   });
   for (const tick of ticks(data.span_ms, Math.max(2, Math.floor((x1 - x0) / 130)))) {
