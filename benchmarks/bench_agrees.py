@@ -2,11 +2,11 @@
 
 The loop is what one would write by hand, and knows nothing of labkit: two processes, a group of gloo, meet, call, note
 the time; of each round the slower rank, of all rounds the quickest and the median. Each turn measures one after the
-other, and the ratio is taken within the turn. Noise is what each of the two differs from itself over the turns: they
-agree when the median ratio is no further from 1 than that (or a twentieth). On a machine with other work the medians
-are that work's, and the quickest rounds are compared. Prints the turns, and one JSON line last.
+other, with processes started anew, and the ratio is taken within the turn. The interval of the median ratio is a
+bootstrap over turns: they agree when it holds 1, or the ratio is within a twentieth of it. On a machine with other work
+the medians are that work's, and the quickest rounds are compared. Prints the turns, and one JSON line last.
 
-    python benchmarks/bench_agrees.py [--turns 6] [--rounds 60] [--sizes 65536,1048576,4194304]
+    python benchmarks/bench_agrees.py [--turns 12] [--rounds 60] [--sizes 65536,1048576,4194304]
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _rank(rank: int, store: str, sizes: list[int], num_rounds: int, results: Any
         whole, half = torch.ones(size // 4), torch.ones(size // 8)
 
         def gather(half: Any = half) -> Any:
-            parts = [torch.empty_like(half) for _ in range(2)]
-            dist.all_gather(parts, half)
-            return torch.cat(parts)
+            whole = torch.empty(2 * half.numel())
+            dist.all_gather_into_tensor(whole, half)
+            return whole
 
         for op, call in (("all_reduce", lambda whole=whole: dist.all_reduce(whole)), ("all_gather", gather)):
             took = times[op, size] = []
@@ -91,22 +91,25 @@ def compare(ours: list[dict[Key, float]], loops: list[dict[Key, float]]) -> list
     found = []
     for op, size, statistic in loops[0]:
         mine, theirs = (np.array([turn[op, size, statistic] for turn in turns]) for turns in (ours, loops))
-        ratio, noise = float(np.median(mine / theirs)), max(FLOOR, float(np.hypot(_spread(mine), _spread(theirs))))
+        ratio, (low, high) = float(np.median(mine / theirs)), _interval(mine / theirs)
         found.append({
             "op": op, "bytes": size, "statistic": statistic, "bench_us": float(np.median(mine)),
-            "loop_us": float(np.median(theirs)), "ratio": ratio, "noise": noise, "agrees": abs(ratio - 1) <= noise,
+            "loop_us": float(np.median(theirs)), "ratio": ratio, "interval": [low, high],
+            "agrees": low <= 1 <= high or abs(ratio - 1) <= FLOOR,
         })  # fmt: skip
     return found
 
 
-def _spread(values: Any) -> float:
-    """Of turns, relative: three in four lie within it."""
-    return float(np.percentile(np.abs(values / np.median(values) - 1), 75))
+def _interval(ratios: Any) -> tuple[float, float]:
+    """95 % of resampled medians."""
+    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")],
                         default=[1 << 16, 1 << 20, 1 << 22])  # fmt: skip
@@ -124,7 +127,8 @@ def main() -> None:
     for row in rows:
         head = f"{row['op']:<12}{row['bytes']:>9} B {row['statistic']:<8}"
         rates = f"bench {row['bench_us']:.0f} µs, loop {row['loop_us']:.0f} µs, ratio {row['ratio']:.3f}"
-        print(f"{head}: {rates}, noise {row['noise']:.3f}: {'agrees' if row['agrees'] else 'differs'}")
+        print(f"{head}: {rates} ({row['interval'][0]:.2f} to {row['interval'][1]:.2f}): "
+              f"{'agrees' if row['agrees'] else 'differs'}")  # fmt: skip
     print(json.dumps({"benchmark": "bench_agrees", "turns": options.turns, "rows": rows}))
 
 

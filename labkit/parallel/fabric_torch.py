@@ -91,9 +91,10 @@ class TorchWire(Wire):
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         x = x.contiguous()
-        out = [torch.empty_like(x) for _ in self.ranks]
-        self._finish(self._group.allgather([out], [x]))
-        return torch.cat(out, dim)
+        size = len(self.ranks)
+        whole = x.new_empty(size * x.shape[0], *x.shape[1:])
+        self._finish(self._group._allgather_base(whole, x))
+        return whole if dim == 0 else torch.cat(whole.view(size, *x.shape).unbind(), dim)
 
     def broadcast(self, x: Tensor, src: int) -> None:
         whole = x.contiguous()
