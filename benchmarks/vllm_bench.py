@@ -1,7 +1,7 @@
 """Our load client against `vllm bench serve`, turn about on one server: do they see the same TTFT and TPOT?
 
 The server is started as `labkit run --engine vllm` starts it, without a prefix cache, since both clients send the same
-prompts. Greedy, 128 tokens in and 64 out; both clients have the same place in the system's line for the cores. A round
+prompts. Greedy, 512 tokens in and 64 out; both clients have the same place in the system's line for the cores. A round
 is one run of either, and who goes first changes every round; with --together both run at once, each with the whole
 load, so that whatever else the machine does is done to both. With --known-schedule both are held against the C server
 that logs its own instants instead, which tells whose clock is true. The Python needs vLLM with its `bench` extra.
@@ -37,7 +37,7 @@ from labkit.load.spec import RunSpec
 from labkit.load.target import Target
 from labkit.plan.deploy import deploy_flags
 
-PROMPT_TOKENS, OUTPUT_TOKENS, KNOWN_TOKENS = 128, 64, 32
+OUTPUT_TOKENS, KNOWN_TOKENS = 64, 32
 FIGURES = ("ttft_ms", "tpot_ms")
 AIM = 0.05
 
@@ -95,8 +95,9 @@ class Pair:
     def spec(self, target: Target, load: Load, num_requests: int, output_tokens: int) -> RunSpec:
         run_id = f"pair-{time.monotonic_ns()}"
         return load.spec(
-            num_requests, PROMPT_TOKENS, output_tokens, target=target, run_id=run_id, vocab_size=self.vocab_size
-        )
+            num_requests, self.args.prompt_tokens, output_tokens,
+            target=target, run_id=run_id, vocab_size=self.vocab_size,
+        )  # fmt: skip
 
 
 def note(text: str) -> None:
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=["tp1", "tp2"])
     parser.add_argument("--loads", nargs="+", type=Load.parse, default=[Load(1), Load(4)], help="clients, or N/s")
     parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="a chat's; with few, a client's own ms show")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--together", action="store_true", help="both clients at once instead of by turns")
     parser.add_argument("--own-priority", action="store_true", help="leave vLLM's client the priority of a shell")

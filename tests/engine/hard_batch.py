@@ -47,14 +47,14 @@ def kv_bytes(folder: Path, layout: Layout, rank: int) -> int:
     return NUM_BLOCKS * BLOCK_SIZE * kv_bytes_per_token(layout, load_spec(folder), rank, 4)
 
 
-async def tight_bytes(ranks: RealRanks, folder: Path, layout: AnyLayout) -> int:
+async def tight_bytes(ranks: RealRanks, folder: Path, layout: AnyLayout, **others: object) -> int:
     """A budget that leaves the rank which needs most just that room.
 
     A tied head may be laid out apart from the embedding, as the machine likes it, so then the ranks are asked.
     """
     spec = load_spec(folder)
     if spec.tie_word_embeddings:
-        await ranks.stand(str(folder), hard_settings(layout))
+        await ranks.stand(str(folder), hard_settings(layout, **others))
         told = {record.rank: record.weights for record in ranks.engine.state()["memory"]}
     else:
         told = {
@@ -73,7 +73,7 @@ def serve(ranks: RealRanks, folder: Path, layout: AnyLayout, **others: object) -
     """The batch under the layout, after one prompt alone that leaves its blocks behind for those that begin alike."""
 
     async def scenario() -> list[Answer]:
-        memory_per_rank = await tight_bytes(ranks, folder, layout)
+        memory_per_rank = await tight_bytes(ranks, folder, layout, **others)
         await ranks.stand(str(folder), hard_settings(layout, memory_per_rank, **others))
         ranks.events.clear()
         return [await answer(ranks, HEAD), *await answer_all(ranks, ASKED)]
@@ -110,9 +110,9 @@ def assert_hard(ranks: RealRanks, layout: Layout, answers: Sequence[Answer]) -> 
         assert sum(each.request.num_preemptions for each in answers) > 0, "nothing was preempted"
 
 
-def assert_parity(ranks: RealRanks, folder: Path, layout: Layout) -> None:
-    """The batch gives what transformers gives, and the steps tell what they did."""
-    answers = serve(ranks, folder, layout)
+def assert_parity(ranks: RealRanks, folder: Path, layout: Layout, **others: object) -> None:
+    """The batch gives what transformers gives, and the steps tell what they did. others: settings of the engine."""
+    answers = serve(ranks, folder, layout, **others)
     assert_as_transformers(folder, answers)
     assert_hard(ranks, layout, answers)
     check_steps(ranks.steps(), load_spec(folder), layout)

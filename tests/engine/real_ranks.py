@@ -23,17 +23,19 @@ from labkit.model.spec import load_spec
 
 
 class RealRanks:
-    """nodes: the ranks stand on emulated nodes instead of one. step_timeout_s: of the engine."""
+    """nodes: the ranks stand on emulated nodes instead of one. step_timeout_s: of the engine. device: cpu or cuda."""
 
     def __init__(
-        self, run_dir: Path, num_ranks: int = 4, nodes: Nodes | None = None, step_timeout_s: float = STEP_TIMEOUT_S
-    ) -> None:
+        self, run_dir: Path, num_ranks: int = 4, nodes: Nodes | None = None, step_timeout_s: float = STEP_TIMEOUT_S,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
         self._runner = asyncio.Runner()
         self._engine: Engine | None = None
         self._num_asked, self._step_timeout_s = 0, step_timeout_s
         self.events: list[dict[str, Any]] = []
         num_ranks = nodes.num_ranks if nodes else num_ranks
-        config = PoolConfig(num_ranks, threads=1, device="cpu", backend="gloo", run_dir=run_dir, nodes=nodes)
+        backend = "nccl" if device == "cuda" else "gloo"
+        config = PoolConfig(num_ranks, threads=1, device=device, backend=backend, run_dir=run_dir, nodes=nodes)
         self.pool = Pool(
             config,
             lambda rank, message: self.engine.on_message(rank, message),
@@ -95,8 +97,10 @@ class RealRanks:
 
 
 @contextmanager
-def real_ranks(run_dir: Path, num_ranks: int = 4, nodes: Nodes | None = None) -> Iterator[RealRanks]:
-    made = RealRanks(run_dir, num_ranks, nodes)
+def real_ranks(
+    run_dir: Path, num_ranks: int = 4, nodes: Nodes | None = None, device: str = "cpu"
+) -> Iterator[RealRanks]:
+    made = RealRanks(run_dir, num_ranks, nodes, device=device)
     try:
         yield made
     finally:
