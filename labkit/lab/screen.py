@@ -150,7 +150,7 @@ def _difference(entry: dict[str, Any]) -> Text:
     figure = f"{entry['figure'].removesuffix('_ms')} p{entry['percentile']}"
     what = f"{entry['layout']} against {entry['against']}: {figure}"
     if entry["difference_ms"] is None:
-        return Text(f"{what}: {entry['n']} pairs are too few to tell", style="dim")
+        return Text(f"{what}: too few pairs to tell ({entry['n']})", style="dim")
     low, high = entry["interval_ms"]
     text = f"{what} {entry['difference_ms']:+.1f} ms ({low:+.1f} to {high:+.1f})"
     unsure = entry["verdict"] == "cannot tell"

@@ -103,7 +103,7 @@ def verdict(
         return Verdict(figure, q, CANNOT_TELL, "The server told nothing of its requests' parts (a foreign server, or "
                        "another clock), or there is no such request.")  # fmt: skip
     if fall.few:
-        return Verdict(figure, q, CANNOT_TELL, f"{fall.n} requests are too few: fewer than ten lie beyond p{q}.")
+        return Verdict(figure, q, CANNOT_TELL, f"Too few requests ({fall.n}): fewer than ten lie beyond p{q}.")
     if fall.share("unaccounted") > MAX_UNTOLD or fall.share("unaccounted") < -MAX_UNTOLD:
         return Verdict(figure, q, CANNOT_TELL, f"{fall.share('unaccounted'):.0%} of it is in none of its parts.")
     shares = {group: fall.share(*parts) for group, parts in GROUPS.items()}

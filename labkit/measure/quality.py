@@ -144,7 +144,7 @@ def enough_samples(rows: Sequence[RequestRecord]) -> Verdict:
     return _verdict(
         "samples",
         "warn" if "p50" in missing else "info",
-        f"{n} completed requests are too few for {', '.join(missing)}: fewer than ten lie beyond. "
+        f"Too few completed requests ({n}) for {', '.join(missing)}: fewer than ten lie beyond. "
         "A p99 needs 1000.",
     )
 

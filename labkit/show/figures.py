@@ -68,7 +68,7 @@ def _differences(comparison: Comparison) -> list[str]:
             continue
         pair = f"{read_layout(entry['layout'])} − {read_layout(entry['against'])}"
         if entry["difference_ms"] is None:
-            found[f"{pair}: {entry['n']} pairs are too few to tell."] = None
+            found[f"{pair}: too few pairs to tell ({entry['n']})."] = None
             continue
         low, high = entry["interval_ms"]
         unsure = ", so it cannot be told" if entry["verdict"] == "cannot tell" else ""

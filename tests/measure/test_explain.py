@@ -169,7 +169,7 @@ def test_an_unknown_model_or_no_step_has_nothing_to_count():
 
 def test_what_cannot_be_told_is_not_told():
     few = {(v.figure, v.q): v for v in explain(made_run(12)).verdicts}
-    assert few["TTFT", 50].kind == "cannot tell" and "12 requests are too few" in few["TTFT", 50].sentence
+    assert few["TTFT", 50].kind == "cannot tell" and "Too few requests (12)" in few["TTFT", 50].sentence
     assert _kinds(made_run(40))["TTFT", 95] == "cannot tell" and _kinds(made_run(200))["TTFT", 95] != "cannot tell"
     foreign = MadeRun([request(i * 100, (i * 100 + 50, i * 100 + 60), index=i) for i in range(40)], layout="")
     assert set(_kinds(foreign).values()) == {"cannot tell"} and "told nothing" in repr(explain(foreign))

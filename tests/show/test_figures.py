@@ -118,7 +118,7 @@ def test_a_comparison_tells_its_differences_with_their_intervals():
     found = Comparison({"tp1": [RUNS["TP1"]], "tp2": [slower]}, Objective(400, 50))
     assert "TP2 − TP1: TTFT p50 +50.0 ms (95 %: +50.0 to +50.0)" in words(figures.comparison_figure(found))
     few = Comparison({"tp1": [make_run("tp1", 4)], "tp2": [make_run("tp2", 4)]}, Objective(400, 50))
-    assert "4 pairs are too few to tell" in words(figures.comparison_figure(few))
+    assert "too few pairs to tell (4)" in words(figures.comparison_figure(few))
 
 
 def test_more_ranks_than_cores_is_said_where_it_is_so():
