@@ -251,6 +251,9 @@ def test_a_run_dies_with_its_client(lab: Lab):
     while (state := lab.state())["holder"] or state["requests_in_flight"]:
         assert time.monotonic() < give_up, "the killed client's run goes on"
         time.sleep(0.05)
+    with open_store() as store:
+        newest = str(store.runs(1)[0]["run_id"])
+    assert Run.load(newest).status == "killed"
 
 
 def _until_held(lab: Lab) -> None:

@@ -63,10 +63,11 @@ def runs(
 ) -> None:
     """The runs that are stored."""
     with sentences():
+        from labkit.lab.client_process import status_of
         from labkit.lab.run import open_store
 
         with open_store() as store:
-            found = store.runs(limit)
+            found = [row | {"status": status_of(row)} for row in store.runs(limit)]
     names = ("run_id", "status", "layout", "model", "workload", "rate", "started_at")
     if as_json:
         typer.echo(json.dumps([{name: row[name] for name in names} for row in found]))

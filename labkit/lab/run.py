@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.lab.client_process import status_of
 from labkit.measure.metrics import Window
 from labkit.measure.records import RequestRecord, StepRecord
 from labkit.measure.store import Store
@@ -42,8 +43,8 @@ class Run:
     """Every request, warm-up included, in the order of the schedule."""
     step_records: list[StepRecord] = field(repr=False, default_factory=list)
     status: str = "finished"
-    """finished, stopped (by its user, before its schedule was over) or failed (`summary['error']` says
-    why).
+    """finished, stopped (by its user, before its schedule was over), failed (`summary['error']` says why), running
+    (elsewhere, still), or killed (its client was, in the middle of it).
     """
     provenance: str = "measured"
     """measured (by this process, now) or recorded (read back from the store): figures draw them apart."""
@@ -58,7 +59,7 @@ class Run:
             row["summary"] or {},
             store.request_records(run_id),
             store.step_records(run_id),
-            row["status"],
+            status_of(row),
             "recorded",
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from labkit.cluster.engine_plan import EngineError
+from labkit.lab.client_process import this_client
 from labkit.lab.joining import Joiner
 from labkit.lab.plan import RunPlan, new_run_id, utc_now
 from labkit.lab.run import Run, open_store
@@ -201,7 +202,7 @@ def _of_queue(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def begin(recording: Recording, layout: str | None, model: str, url: str) -> None:
-    """The run's row, before its first request: a run whose client is killed is in the store as `running`."""
+    """The run's row, before its first request: a run whose client is killed is found again by it (`client_process`)."""
     plan = recording.plan
     with open_store() as store:
         store.start_run(
@@ -215,6 +216,7 @@ def begin(recording: Recording, layout: str | None, model: str, url: str) -> Non
             rate=plan.rate,
             seconds=plan.measured_s,
             objective=plan.objective.to_dict(),
+            environment=this_client(),
         )
 
 

@@ -126,7 +126,9 @@ class Store:
             self._db.execute(RUNS.insert(row), RUNS.values(row))
 
     def finish_run(self, run_id: str, status: str, **columns: Any) -> None:
-        """status: finished, stopped (by its user) or failed. A run killed with its client stays `running`."""
+        """status: finished, stopped (by its user) or failed. A run killed with its client stays `running` here;
+        its row says whose it was.
+        """
         row = {"status": status, **columns}
         assignments = ", ".join(f"{name}=?" for name in RUNS.known(row))
         with self._transaction():
