@@ -115,7 +115,7 @@ def test_a_summary_greys_what_is_too_few_and_shows_every_verdict():
         console.print(screen.summary(run))
     text = captured.get()
     assert "TTFT, ms" in text and "40 of 40 requests completed" in text
-    assert "too few" in text and "\x1b[2m" in text  # dim
+    assert "Too few" in text and "\x1b[2m" in text  # dim
 
 
 def finish_unstored() -> dict:
