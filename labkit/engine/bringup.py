@@ -8,7 +8,7 @@ and layouts that fit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,12 +78,19 @@ class Replies:
         if not self._all.done():
             self._all.set_exception(error)
 
-    async def all(self) -> dict[int, Any]:
-        return await self._all
+    async def ask(self, pool: RankPool, questions: Mapping[int, Any], what: str, timeout_s: float) -> dict[int, Any]:
+        """All answers to `what`. Ranks that keep silent for so long are hung: the pool fails, and `fail` is called."""
 
-    @property
-    def missing(self) -> list[int]:
-        return sorted(self._missing)
+        def lose_patience() -> None:
+            pool.declare_hung(sorted(self._missing), what, timeout_s)
+
+        for rank, question in questions.items():
+            pool.send(rank, question)
+        hung = asyncio.get_running_loop().call_later(timeout_s, lose_patience)
+        try:
+            return await self._all
+        finally:
+            hung.cancel()
 
 
 class BringUp:
@@ -133,17 +140,7 @@ class BringUp:
         if self._error is not None:
             raise self._error
         self._replies = Replies(questions, kind, self._epoch)
-        for rank, question in questions.items():
-            self._pool.send(rank, question)
-        hung = asyncio.get_running_loop().call_later(SWITCH_TIMEOUT_S, self._lose_patience, self._replies)
-        try:
-            return await self._replies.all()
-        finally:
-            hung.cancel()
-
-    def _lose_patience(self, replies: Replies) -> None:
-        """The pool then fails, and with it this attempt."""
-        self._pool.declare_hung(replies.missing, "a switch of layout", SWITCH_TIMEOUT_S)
+        return await self._replies.ask(self._pool, questions, "a switch of layout", SWITCH_TIMEOUT_S)
 
     def _pool_of(self, rank: int) -> Pool:
         """An idle rank is told of the first pool, in which it has no place."""

@@ -6,7 +6,6 @@ they wait a fraction of a second. Lost ranks end it with their sentence.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
@@ -44,17 +43,8 @@ class Measuring:
         if self._error is not None:
             raise self._error
         self._replies = Replies(range(self._num_ranks), Benched, self.epoch)
-        for rank in range(self._num_ranks):
-            self._pool.send(rank, message)
-        hung = asyncio.get_running_loop().call_later(STEP_TIMEOUT_S, self._lose_patience, self._replies)
-        try:
-            return await self._replies.all()
-        finally:
-            hung.cancel()
-
-    def _lose_patience(self, replies: Replies) -> None:
-        """The pool then fails, and with it this measurement."""
-        self._pool.declare_hung(replies.missing, "a measurement", STEP_TIMEOUT_S)
+        questions = dict.fromkeys(range(self._num_ranks), message)
+        return await self._replies.ask(self._pool, questions, "a measurement", STEP_TIMEOUT_S)
 
     def add(self, rank: int, message: Benched) -> None:
         if self._replies is not None:
