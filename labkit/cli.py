@@ -232,7 +232,9 @@ def _report(done: Run, as_json: bool) -> None:
 def _mount() -> None:
     """Commands of other rooms; one whose file is not there is not missed."""
     rooms = ("lab.cli_commands", "lab.bench_commands", "lab.profile_command", "server.cli_commands")
-    for name in (*rooms, "cluster.cli_commands", "model.cli_commands", "site"):
+    planner = ("plan.plan_command", "plan.predict_command", "plan.simulate_command", "plan.replay_command")
+    others = ("lab.calibrate_command", "cluster.cli_commands", "model.cli_commands", "site")
+    for name in (*rooms, *planner, *others):
         name = f"labkit.{name}"
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name).register(app)
