@@ -17,7 +17,8 @@ from labkit.model.shapes import ModelSpec
 from labkit.plan.candidates import Candidate, all_candidates, evaluate
 from labkit.plan.case import Case
 from labkit.plan.checks import Check, all_checks
-from labkit.plan.choose import nearest_miss, smallest
+from labkit.plan.choose import allowed, nearest_miss, smallest
+from labkit.plan.correction import Correction, corrected
 from labkit.plan.demand import Demand
 from labkit.plan.diagnose import Diagnosis
 from labkit.plan.findings import NONE, NOT_MEASURED
@@ -117,13 +118,15 @@ def advise(
         raise ValueError("Nothing is asked: give --ttft-p95-ms, --tpot-p95-ms, --answer-tokens-per-s or "
                          "--server-tokens-per-s.")  # fmt: skip
     price = hardware.device.price_per_hour if price is None else price
-    case = Case(spec, hardware, workload, objective, settings or EngineSettings(), engine, price)
+    asked_for = Case(spec, hardware, workload, objective, settings or EngineSettings(), engine, price)
+    correction = corrected(asked_for, current, diagnosis) if current is not None else Correction(asked_for)
+    case = correction.case
     table = all_candidates(case)
     base = _base(case, table, current)
     if base is None:
         return _nothing_fits(case, table, diagnosis)
-    path = _settle(case, table, base, diagnosis, _measured_to_fail(base, diagnosis), verify)
-    return _told(replace(path, given=current is not None), diagnosis, expert_load, asked)
+    path = _settle(_Asked(case, table, base, current is not None, diagnosis, verify))
+    return _told(replace(path, correction=correction.sentence), diagnosis, expert_load, asked)
 
 
 def _base(case: Case, table: Sequence[Candidate], current: Layout | None) -> Candidate | None:
@@ -161,17 +164,26 @@ Failed = dict[tuple[AnyLayout, EngineSettings], tuple[str, str]]
 """What a measurement or a simulation refused: (fault, reason)."""
 
 
-def _settle(
-    case: Case, table: list[Candidate], base: Candidate, diagnosis: Diagnosis | None, failed: Failed, verify: bool
-) -> Path:
+@dataclass(frozen=True)
+class _Asked:
+    case: Case
+    table: list[Candidate]
+    base: Candidate
+    given: bool
+    diagnosis: Diagnosis | None
+    verify: bool
+
+
+def _settle(asked: _Asked) -> Path:
     """Choose, let the simulator look, and choose again without what it refuses."""
+    failed = _measured_to_fail(asked.base, asked.diagnosis)
     for _ in range(LOOKS):
-        path = _find(case, _marked(table, failed), base, diagnosis, failed)
-        if not verify or path.chosen is None:
+        path = _find(asked, _marked(asked.table, failed), failed)
+        if not asked.verify or path.chosen is None:
             return path
         from labkit.plan.verification import refused_by, verified
 
-        looked = verified(case, path.chosen)
+        looked = verified(asked.case, path.chosen)
         path = replace(path, chosen=looked)
         refused = refused_by(looked)
         if refused is None:
@@ -187,25 +199,25 @@ def _marked(table: Sequence[Candidate], failed: Failed) -> list[Candidate]:
     ]  # fmt: skip
 
 
-def _find(
-    case: Case, table: list[Candidate], base: Candidate, diagnosis: Diagnosis | None, failed: Failed
-) -> Path:
-    base = next((one for one in table if one.layout == base.layout), base)
+def _find(asked: _Asked, table: list[Candidate], failed: Failed) -> Path:
+    case, diagnosis = asked.case, asked.diagnosis
+    base = next((one for one in table if one.layout == asked.base.layout), asked.base)
     limit = _limit(case, base, diagnosis)
     measured = diagnosis is not None and diagnosis.resource != NOT_MEASURED
+    path = Path(case, table, base, limit, base, measured=measured, given=asked.given)
     if base.does or (measured and limit.resource == NONE):
-        return Path(case, table, base, limit, base, measured=measured)
+        return path
     engine = [_remedy_marked(one, failed) for one in engine_remedies(case, base, limit)]
     done = next((remedy.candidate for remedy in engine if remedy.does), None)
-    pure = None if done else smallest(case, table, limit)
+    pure = None if done else smallest(case, table, limit, base, asked.given)
     chosen = done or _with_settings(case, table, pure, failed) or pure
     pools: list[Candidate] = []
     if done is None and (limit.cause == INTERFERENCE or chosen is None):
         most = chosen.num_gpus - 1 if chosen else case.hardware.num_gpus
         pools = _marked(pool_candidates(case, most), failed)
         chosen = next((one for one in pools if one.does), chosen)
-    return Path(case, table, base, limit, chosen, tuple(engine), tuple(other_remedies(case, base, limit)), tuple(pools),
-                measured)  # fmt: skip
+    return replace(path, chosen=chosen, engine=tuple(engine), others=tuple(other_remedies(case, base, limit)),
+                   pools=tuple(pools))  # fmt: skip
 
 
 def _remedy_marked(remedy: Remedy, failed: Failed) -> Remedy:
@@ -217,8 +229,9 @@ def _remedy_marked(remedy: Remedy, failed: Failed) -> Remedy:
 def _with_settings(
     case: Case, table: Sequence[Candidate], pure: Candidate | None, failed: Failed
 ) -> Candidate | None:
-    """A layout of fewer GPUs that does with another setting."""
+    """A layout of fewer GPUs, by the same rules of placement, that does with another setting."""
     fewer = [one for one in table if one.outcomes and not one.does and (pure is None or one.num_gpus < pure.num_gpus)]
+    fewer = [one for one in fewer if one in (fewer if pure is None else allowed(case, [pure, one]))]
     nearest = sorted(fewer, key=lambda one: (max(o.ratio for o in one.outcomes), simplicity(one.grid)))
     tried: list[Remedy] = []
     for one in nearest[:TRIED_WITH_SETTINGS]:

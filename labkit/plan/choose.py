@@ -1,9 +1,10 @@
 """Which of the layouts that do is the smallest: fewest GPUs, and no axis that could be lowered without losing a wish.
 
-Of several with as many GPUs, the one that is best at what the limit is about (capacity for a queue, TTFT for long
-prompts, TPOT for one answer, resident requests for KV); where that is the same within a few percent, fewer axes. Rules
-of placement come first: tensor parallelism stays inside the fast group where a layout that does so meets the wishes,
-and pipeline stages are for a boundary that something must cross.
+Of several with as many GPUs, those that change the fewest axes of what it starts from; of these the one that is best at
+what the limit is about (capacity for a queue, TTFT for long prompts, TPOT for one answer, resident requests for KV);
+where that is the same within a few percent, fewer axes. Rules of placement come first: tensor parallelism stays inside
+the fast group where a layout that does so meets the wishes, and pipeline stages are for a boundary that something must
+cross.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from labkit.layout import AXES, Layout
 from labkit.layout.choices import simplicity
-from labkit.plan.candidates import Candidate, within
+from labkit.plan.candidates import Candidate, degrees, within
 from labkit.plan.case import Case, cost_of_step, decode_work, prefill_work
 from labkit.plan.findings import BANDWIDTH, COMMUNICATION, COMPUTE, KV, QUEUE
 from labkit.plan.limits import INTERFERENCE, Limit
@@ -23,14 +24,23 @@ SAME = 0.03
 """Relative: nearer than the cost model can tell apart two layouts of one model on one device."""
 
 
-def smallest(case: Case, candidates: Sequence[Candidate], limit: Limit) -> Candidate | None:
-    """The one to take; None where none does."""
-    doing = [one for one in candidates if one.does]
-    kept = _inside_fast_group(case, minimal(doing))
+def smallest(
+    case: Case, candidates: Sequence[Candidate], limit: Limit, base: Candidate, given: bool = False
+) -> Candidate | None:
+    """The one to take; None where none does. given: the base serves now, so its GPUs are there anyway."""
+    kept = allowed(case, minimal([one for one in candidates if one.does]))
     if not kept:
         return None
-    fewest = min(one.num_gpus for one in kept)
-    return _best(case, [one for one in kept if one.num_gpus == fewest], limit)
+    have = base.num_gpus if given else 0
+    fewest = min(max(one.num_gpus, have) for one in kept)
+    alike = [one for one in kept if max(one.num_gpus, have) == fewest]
+    least = min(changed_axes(base, one) for one in alike)
+    return _best(case, [one for one in alike if changed_axes(base, one) == least], limit)
+
+
+def changed_axes(base: Candidate, other: Candidate) -> int:
+    """How many axes differ: what has to be set up anew."""
+    return sum(one != two for one, two in zip(degrees(base.grid), degrees(other.grid), strict=True))
 
 
 def minimal(doing: Sequence[Candidate]) -> list[Candidate]:
@@ -38,7 +48,7 @@ def minimal(doing: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in doing if not any(within(other.grid, one.grid) for other in doing)]
 
 
-def _inside_fast_group(case: Case, doing: list[Candidate]) -> list[Candidate]:
+def allowed(case: Case, doing: list[Candidate]) -> list[Candidate]:
     """Without stages where tensor parallelism inside the fast group does it, without collectives of every layer on a
     slow link where a layout of no more GPUs keeps them off it.
     """

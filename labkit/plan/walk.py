@@ -57,6 +57,8 @@ class Path:
     """The limit is of a run."""
     given: bool = False
     """The base is what serves now."""
+    correction: str = ""
+    """How a measurement that contradicts the prediction was taken into account."""
 
     def of(self, layout: Layout) -> Candidate | None:
         return next((one for one in self.candidates if one.layout == layout), None)
@@ -158,7 +160,8 @@ def _one_gpu(path: Path) -> Question:
 def _limit(path: Path) -> Question:
     how = "measured" if path.measured else "predicted"
     question = f"What is the limit of {path.base.layout} ({how})?"
-    return Question("limit", question, YES if path.limit.cause != "met" else NO, path.limit.sentence,
+    sentence = f"{path.limit.sentence} {path.correction}".strip()
+    return Question("limit", question, YES if path.limit.cause != "met" else NO, sentence,
                     path.limit.to_dict() | {"how": how}, path.base.layout.slug)  # fmt: skip
 
 
