@@ -186,14 +186,14 @@ def test_a_policy_that_no_engine_has_is_noted():
 PARSE = """
 import json, sys
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.benchmarks.serve import add_cli_args
 serve = make_arg_parser(FlexibleArgumentParser())
 bench = FlexibleArgumentParser()
 add_cli_args(bench)
 for words in json.load(sys.stdin):
     verb, rest = (serve, words[2:]) if words[1] == "serve" else (bench, words[3:])
-    print(json.dumps(vars(verb.parse_args(rest)), default=str))
+    print(json.dumps(vars(verb.parse_args(rest)), default=str, skipkeys=True))
 """
 
 
