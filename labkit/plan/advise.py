@@ -193,10 +193,15 @@ def _settle(asked: _Asked) -> Path:
 
 
 def _marked(table: Sequence[Candidate], failed: Failed) -> list[Candidate]:
-    return [
-        replace(one, fault=told[0], reason=told[1]) if one.does and (told := failed.get((one.layout, one.settings)))
-        else one for one in table
-    ]  # fmt: skip
+    """With what was refused, and why."""
+
+    def marked(one: Candidate) -> Candidate:
+        told = failed.get((one.layout, one.settings))
+        if told is None:
+            return one
+        return replace(one, fault=one.fault or told[0], reason=f"{told[1]} {one.reason}".strip())
+
+    return [marked(one) for one in table]
 
 
 def _find(asked: _Asked, table: list[Candidate], failed: Failed) -> Path:

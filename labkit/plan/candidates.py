@@ -159,10 +159,10 @@ def engine_reason(engine: str, layout: Layout) -> str:
     """Why an engine cannot be told this layout; empty where it can (labkit's own runs all of them)."""
     if engine == "labkit":
         return ""
-    from labkit.plan.deploy import deploy_flags
+    from labkit.plan.engine_flags import flags_of
 
     try:
-        deploy_flags(engine, layout)
+        flags_of(engine, layout)
     except LayoutError as error:
         return str(error)
     return ""

@@ -9,6 +9,7 @@ good.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from labkit.layout import Layout
 from labkit.plan.candidates import evaluate
@@ -71,4 +72,5 @@ def _stricter(case: Case, base: Layout, missed: Outcome) -> PlanObjective:
     ratio = predicted.value / missed.value  # below 1 for a latency, above 1 for tokens a second
     names = {"ttft": "ttft_ms", "tpot": "tpot_ms", "answer_tokens": "answer_tokens_per_s",
              "server_tokens": "server_tokens_per_s"}  # fmt: skip
-    return replace(asked, **{names[missed.metric]: missed.limit * ratio})
+    limits: dict[str, Any] = {names[missed.metric]: missed.limit * ratio}
+    return replace(asked, **limits)
