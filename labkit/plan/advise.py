@@ -215,7 +215,7 @@ def _find(asked: _Asked, table: list[Candidate], failed: Failed) -> Path:
     engine = [_remedy_marked(one, failed) for one in engine_remedies(case, base, limit)]
     done = next((remedy.candidate for remedy in engine if remedy.does), None)
     pure = None if done else smallest(case, table, limit, base, asked.given)
-    chosen = done or _with_settings(case, table, pure, failed) or pure
+    chosen = done or _with_settings(asked, table, pure, failed) or pure
     pools: list[Candidate] = []
     if done is None and (limit.cause == INTERFERENCE or chosen is None):
         most = chosen.num_gpus - 1 if chosen else case.hardware.num_gpus
@@ -232,11 +232,15 @@ def _remedy_marked(remedy: Remedy, failed: Failed) -> Remedy:
 
 
 def _with_settings(
-    case: Case, table: Sequence[Candidate], pure: Candidate | None, failed: Failed
+    asked: _Asked, table: Sequence[Candidate], pure: Candidate | None, failed: Failed
 ) -> Candidate | None:
-    """A layout of fewer GPUs, by the same rules of placement, that does with another setting."""
-    fewer = [one for one in table if one.outcomes and not one.does and (pure is None or one.num_gpus < pure.num_gpus)]
-    fewer = [one for one in fewer if one in (fewer if pure is None else allowed(case, [pure, one]))]
+    """A layout of fewer GPUs, by the same rules of placement, that does with another setting. GPUs that serve now are
+    there anyway."""
+    case, have = asked.case, asked.base.num_gpus if asked.given else 0
+    fewer = [one for one in table if one.outcomes and not one.does]
+    if pure is not None:
+        most = max(pure.num_gpus, have)
+        fewer = [one for one in fewer if max(one.num_gpus, have) < most and one in allowed(case, [pure, one])]
     nearest = sorted(fewer, key=lambda one: (max(o.ratio for o in one.outcomes), simplicity(one.grid)))
     tried: list[Remedy] = []
     for one in nearest[:TRIED_WITH_SETTINGS]:
