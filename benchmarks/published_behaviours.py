@@ -204,7 +204,7 @@ def dcp_capacity(path: Path) -> Iterator[Behaviour]:
     gain, each = tokens["tp8xdcp8"] / max(1, tokens["tp8"]), {name: held / 512 for name, held in tokens.items()}
     right = gain > 4 and each["tp8"] < 6_700 and each["tp8xdcp8"] > 3 * 6_700
     yield Behaviour("KV, Kimi-K2.6 FP4 on 8 B200: TP8 → TP8×DCP8", float("nan"), gain, "most of an agent's 67,000 "
-                    "tokens, or less than a tenth", right, f"predicted {tokens['tp8']:,} → {tokens['tp8xdcp8']:,} tokens, "
+                    "tokens, or less than a tenth", right, f"predicted {tokens['tp8']:,} → {tokens['tp8xdcp8']:,}, "
                     f"{each['tp8']:,.0f} → {each['tp8xdcp8']:,.0f} for each of 512")  # fmt: skip
 
 

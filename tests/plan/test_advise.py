@@ -31,8 +31,8 @@ def planned(
 ) -> Advice:  # fmt: skip
     return advise(
         load_spec(model), load_hardware(gpus, nodes), read_demand(workload, rate=rate, concurrency=concurrency),
-        objective, settings, current=Layout.parse(now) if now else None, diagnosis=diagnosis, price=price, expert_load=load,
-        engine=engine, verify=False,
+        objective, settings, current=Layout.parse(now) if now else None, diagnosis=diagnosis, price=price,
+        expert_load=load, engine=engine, verify=False,
     )  # fmt: skip
 
 
