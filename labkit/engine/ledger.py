@@ -95,7 +95,7 @@ class Ledger:
             request.blocks.extend(pool.allocate(missing))
             self._keep_promise(request, missing)
         if end > request.expected_tokens:
-            self._expect(request, self._whole_blocks(request, end))
+            self.expect_block(request, end)
         return True
 
     def advance(self, request: Request, num_tokens: int) -> None:
@@ -142,6 +142,10 @@ class Ledger:
     def _whole_blocks(self, request: Request, num_tokens: int) -> int:
         longest = len(request.prompt) + request.params.max_tokens - 1
         return min(longest, self.pool.blocks_for(num_tokens) * self.pool.block_size)
+
+    def expect_block(self, request: Request, num_tokens: int) -> None:
+        """It goes on to `num_tokens`, and as far as the block that the last of them is in."""
+        self._expect(request, self._whole_blocks(request, num_tokens))
 
     def _expect(self, request: Request, num_tokens: int) -> None:
         self.load_tokens += num_tokens - request.expected_tokens

@@ -99,7 +99,7 @@ def _params(output_tokens: int) -> SamplingParams:
 class Job(Request):
     """A request on its way through the simulator; `index` is its place in what was asked."""
 
-    __slots__ = ("index", "final", "order", "since", "slot", "key", "is_promised", "segment")
+    __slots__ = ("index", "final", "order", "since", "slot", "is_promised", "segment")
 
     index: int
     final: int
@@ -110,8 +110,6 @@ class Job(Request):
     """Tick at which it began to decode (see `sim_scheduler`)."""
     slot: int
     """It takes a block at each tick that leaves this over when divided by the block size."""
-    key: int
-    """Tick at which something happens to it that is more than one token."""
     is_promised: bool
     segment: list[Any] | None
     """What a counted pool still caches of it."""
@@ -128,7 +126,7 @@ class Job(Request):
         self.phase = Phase.WAITING
         self.num_computed = self.num_cached = self.in_flight = self.arriving = self.num_preemptions = 0
         self.expected_tokens = self.num_reserved = self.num_published = self.prefix_node = 0
-        self.order = self.since = self.slot = self.key = 0
+        self.order = self.since = self.slot = 0
         self.replica = -1
         self.routed_because = ""
         self.aborted = self.is_promised = False

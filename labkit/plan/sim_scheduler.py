@@ -66,6 +66,8 @@ class SimScheduler(Scheduler):
         """How many take a block at a tick, and a promised one, by tick % block size."""
         self._events: list[tuple[int, int, Job]] = []
         """(tick at whose end something happens, order of admission, to whom)"""
+        self._outliving: list[Job] = []
+        """Have as many tokens as were expected of them, and go on."""
         self._prefilling: list[Request] = []
         self._order = 0
         self._is_exact = False
@@ -79,6 +81,8 @@ class SimScheduler(Scheduler):
         if not self._has_room():
             return self._schedule_exactly()
         plan = SimPlan(num_decodes=self.num_counted)
+        if self._outliving:
+            self._expect_more()
         if self.num_counted:
             self._advance(1)
             plan.decode_context = self.context
@@ -140,7 +144,7 @@ class SimScheduler(Scheduler):
         events, tick = self._events, self.tick
         while events and events[0][0] <= tick:
             job = heappop(events)[2]
-            if not self._outlives(job):
+            if not self._watch(job):
                 finished.append(job)
                 self._leave(job)
         for request in finished:
@@ -244,27 +248,32 @@ class SimScheduler(Scheduler):
         if self.ledger.reserving and job.num_reserved:
             job.is_promised = True
             self._promised[job.slot] += 1
-        job.key = -1
-        if not self._outlives(job):
-            raise AssertionError("a request that is counted has tokens to come")
+        self._watch(job)
 
-    def _outlives(self, job: Job) -> bool:
-        """Watch for what happens to it next; False: it has ended. What was expected of it may be over instead."""
-        final, ledger = job.final, self.ledger
+    def _watch(self, job: Job) -> bool:
+        """Look at it again when more happens to it than a token; False: it has ended."""
         computed = job.num_computed + self.tick - job.since
-        if computed >= final:
+        upcoming = job.final
+        if computed >= upcoming:
             return False
-        upcoming = final
-        if self._watches_promises:
-            if computed >= job.expected_tokens:
-                if job.is_promised:
-                    self._promised[job.slot] -= 1
-                    job.is_promised, job.num_reserved = False, 0
-                ledger._expect(job, ledger._whole_blocks(job, computed + 1))
-            upcoming = min(final, job.expected_tokens)
-        job.key = self.tick + upcoming - computed
-        heappush(self._events, (job.key, job.order, job))
+        if self._watches_promises and job.expected_tokens < upcoming:
+            upcoming = job.expected_tokens
+            if computed >= upcoming:
+                self._outliving.append(job)
+                return True
+        heappush(self._events, (self.tick + upcoming - computed, job.order, job))
         return True
+
+    def _expect_more(self) -> None:
+        """Those that outlive what was expected of them take a block that was not promised in the next step."""
+        outliving, self._outliving = self._outliving, []
+        for job in outliving:
+            if job.is_promised:
+                self._promised[job.slot] -= 1
+                job.is_promised, job.num_reserved = False, 0
+            computed = job.num_computed + self.tick - job.since
+            self.ledger.expect_block(job, computed + 1)
+            self._watch(job)
 
     def _leave(self, job: Job) -> None:
         """It has ended: what was counted for it is its own again."""
@@ -293,7 +302,7 @@ class SimScheduler(Scheduler):
         size = self.pool.block_size
         self._takers, self._promised = [0] * size, [0] * size
         self.num_counted = self.context = 0
-        self._events = []
+        self._events, self._outliving = [], []
 
     def _count_all(self) -> None:
         self._prefilling = [request for request in self.running if request.phase is PREFILL]
