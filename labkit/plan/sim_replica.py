@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 from labkit.engine.replica import Replica
 from labkit.engine.router import ReplicaView
 from labkit.plan.sim_request import Job
-from labkit.plan.sim_scheduler import SimScheduler
 
 if TYPE_CHECKING:
+    from labkit.plan.sim_pipeline import StagedScheduler, StagedUnit
+    from labkit.plan.sim_scheduler import SimScheduler
     from labkit.plan.sim_unit import Unit
 
 
 class SimReplica(Replica):
-    unit: Unit
-    scheduler: SimScheduler
+    unit: Unit | StagedUnit
+    scheduler: SimScheduler | StagedScheduler
     now: float = 0.0
     """The instant that a router asks at."""
 
@@ -34,10 +35,8 @@ class SimReplica(Replica):
     def view(self, prompt: Any) -> ReplicaView:
         """As the running engine's scheduler would tell at this instant, in the middle of a run."""
         view = self.scheduler.view(prompt)
-        later = self.unit.num_begun(self.now) - 1 if self.unit.pace.num > 1 else 0
-        if not later:
+        tokens, blocks = self.unit.taken_by(self.now, self.scheduler)
+        if not tokens:
             return view
-        scheduler = self.scheduler
-        taken = scheduler.num_taken(later) - scheduler.num_promised_taken(later)
-        free = max(0, view.free_tokens - taken * scheduler.pool.block_size)
-        return ReplicaView(view.load_tokens - later * scheduler.num_counted, free, view.cached_tokens)
+        free = max(0, view.free_tokens - blocks * self.scheduler.pool.block_size)
+        return ReplicaView(view.load_tokens - tokens, free, view.cached_tokens)

@@ -12,6 +12,7 @@ import numpy as np
 
 from labkit.engine.admission import check_fits
 from labkit.engine.pools import Pools
+from labkit.plan.sim_pipeline import StagedUnit
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Job
 
@@ -37,7 +38,8 @@ class Routing:
 
     @staticmethod
     def _board(replicas: Sequence[SimReplica], policy: str) -> Board | None:
-        return Board(replicas) if len(replicas) >= MANY and policy == "least-work" else None
+        staged = any(isinstance(replica.unit, StagedUnit) for replica in replicas)
+        return Board(replicas) if len(replicas) >= MANY and policy == "least-work" and not staged else None
 
     def begin(self, job: Job, now: float) -> SimReplica:
         """Raises RequestRefused where no replica can ever hold it."""
@@ -79,8 +81,8 @@ class Board:
 
     def note(self, replica: SimReplica) -> None:
         place, unit, scheduler = self._place[replica.index], replica.unit, replica.scheduler
-        pace = unit.pace
         self._load[place] = scheduler.ledger.load_tokens
+        pace = unit.pace
         if pace.num == 1:
             self._num[place] = 0
             return

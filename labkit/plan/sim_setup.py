@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from labkit.engine.pools import Pools, ReplicaPool
 from labkit.engine.scheduler import SchedulerConfig
 from labkit.layout.deployment import AnyLayout, Pool, pools_of
+from labkit.plan.sim_pipeline import StagedScheduler, StagedUnit
 from labkit.plan.sim_pool import CountedPool, KeyedPool
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_scheduler import SimScheduler
@@ -15,6 +16,7 @@ from labkit.plan.sim_unit import Unit
 from labkit.plan.work import EngineSettings, StepCost
 
 UNLIMITED = 1 << 40
+AnyUnit = Unit | StagedUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Options:
 def set_up(
     layout: AnyLayout, cost: StepCost | Mapping[str, StepCost], kv_blocks: int | Mapping[str, int],
     settings: EngineSettings, options: Options,
-) -> tuple[Pools, list[Unit]]:  # fmt: skip
+) -> tuple[Pools, list[AnyUnit]]:  # fmt: skip
     """cost, kv_blocks: of a replica; by role where pools differ. Raises ValueError when there is no room for KV."""
     pools, units, index = [], [], 0
     parts = pools_of(layout)
@@ -67,7 +69,7 @@ def set_up(
 
 def _scheduler(
     part: Pool, blocks: int, settings: EngineSettings, options: Options, counts_work: bool
-) -> SimScheduler:
+) -> SimScheduler | StagedScheduler:
     config = SchedulerConfig(
         max_context=settings.max_model_len or UNLIMITED,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -78,11 +80,17 @@ def _scheduler(
     )
     kind = KeyedPool if options.shares else CountedPool
     pool = kind(blocks, settings.block_size, settings.enable_prefix_caching)
+    if part.layout.pp > 1:
+        return StagedScheduler(config, pool, counts_work)
     return SimScheduler(config, pool, counts_work, options.ahead)
 
 
-def _unit(replicas: list[SimReplica], part: Pool, cost: StepCost, options: Options) -> Unit:
-    unit = Unit(replicas, cost, window=options.window, ahead=options.ahead, jump=options.jump)
+def _unit(replicas: list[SimReplica], part: Pool, cost: StepCost, options: Options) -> AnyUnit:
+    unit: AnyUnit
+    if part.layout.pp > 1:
+        unit = StagedUnit(replicas, cost, window=options.window, jump=options.jump)
+    else:
+        unit = Unit(replicas, cost, window=options.window, ahead=options.ahead, jump=options.jump)
     for replica in replicas:
         replica.unit = unit
     return unit

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from labkit.plan.sim_cost import DecodeTable, Pace, work_of
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Job
-from labkit.plan.sim_scheduler import SimPlan
+from labkit.plan.sim_scheduler import SimPlan, SimScheduler
 from labkit.plan.work import StepCost
 
 _OVER = Pace(1, 0.0)
@@ -101,9 +101,19 @@ class Unit:
 
     def num_begun(self, now: float) -> int:
         """Steps of the run that were planned before `now`."""
+        if self.pace.num == 1:
+            return 1
         if not self.ahead:
             return self.pace.begun(now - self.start)
         return 1 if now <= self.start else min(self.pace.num, 1 + self.pace.begun(now - self.start))
+
+    def taken_by(self, now: float, scheduler: SimScheduler) -> tuple[int, int]:
+        """(tokens, blocks beyond those promised) that the run has taken by then, of one replica."""
+        later = self.num_begun(now) - 1
+        if not later:
+            return 0, 0
+        blocks = scheduler.num_taken(later) - scheduler.num_promised_taken(later)
+        return later * scheduler.num_counted, blocks
 
     def interrupt(self, now: float) -> bool:
         """Something comes: the run ends with the last step planned by then. Whether the alarm has changed."""

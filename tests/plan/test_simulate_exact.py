@@ -110,3 +110,13 @@ def test_a_pool_that_prefills_and_one_that_decodes(seed):
     settings = _settings(draw)
     layout = draw.choice(("prefill:tp1,decode:tp1", "prefill:dp2,decode:dp2"))
     _compare(requests, layout, Affine(), 600 // settings.block_size, settings)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_steps_on_their_way_through_stages(seed):
+    draw = random.Random(6000 + seed)
+    requests = _requests(draw, 60, draw.random() < 0.3, draw.choice((5.0, 30.0, 300.0)))
+    settings = _settings(draw)
+    layout = draw.choice(("pp2", "pp3", "dp2xpp2", "prefill:pp2,decode:pp2"))
+    cost = Affine(slowest=draw.choice((0.5, 0.7)))
+    _compare(requests, layout, cost, 600 // settings.block_size, settings)
