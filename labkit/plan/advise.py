@@ -11,33 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from labkit.layout import AnyLayout, Layout
+from labkit.layout import Layout
 from labkit.layout.choices import simplicity
 from labkit.model.shapes import ModelSpec
 from labkit.plan.candidates import Candidate, all_candidates, evaluate
 from labkit.plan.case import Case
 from labkit.plan.checks import Check, all_checks
-from labkit.plan.choose import allowed, nearest_miss, smallest
+from labkit.plan.choose import nearest_miss
 from labkit.plan.correction import Correction, corrected
 from labkit.plan.demand import Demand
 from labkit.plan.diagnose import Diagnosis
-from labkit.plan.findings import NONE, NOT_MEASURED
 from labkit.plan.front import front_row, pareto_front
 from labkit.plan.hardware import Hardware
-from labkit.plan.limits import INTERFERENCE, Limit, limit_of
+from labkit.plan.limits import Limit, limit_of
 from labkit.plan.next_runs import next_runs
 from labkit.plan.objective import PlanObjective
-from labkit.plan.pools import pool_candidates
 from labkit.plan.rank_places import RankPlaces, often_on_slow, place_ranks
 from labkit.plan.reasons import Infeasible, infeasible, why_not
-from labkit.plan.remedies import Remedy, engine_remedies, other_remedies, settings_changed
+from labkit.plan.remedies import settings_changed
+from labkit.plan.settle import Asked, settle
 from labkit.plan.walk import Path, Question, job, walk
 from labkit.plan.work import EngineSettings
-
-TRIED_WITH_SETTINGS = 3
-"""Layouts of fewer GPUs than the one that does, nearest to the wishes, on which settings are tried too."""
-LOOKS = 5
-"""How often the simulator may say no before its last word is shown as it is."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ def advise(
     base = _base(case, table, current)
     if base is None:
         return _nothing_fits(case, table, diagnosis)
-    path = _settle(_Asked(case, table, base, current is not None, diagnosis, verify))
+    path = settle(Asked(case, table, base, current is not None, diagnosis, verify))
     return _told(replace(path, correction=correction.sentence), diagnosis, expert_load, asked)
 
 
@@ -142,111 +136,6 @@ def _base(case: Case, table: Sequence[Candidate], current: Layout | None) -> Can
         often_on_slow(one.grid, case.spec, case.hardware), one.grid.pp, one.grid.ep > 1, one.num_gpus,
         simplicity(one.grid),
     ))  # fmt: skip
-
-
-def _limit(case: Case, base: Candidate, diagnosis: Diagnosis | None) -> Limit:
-    if diagnosis is None or diagnosis.resource == NOT_MEASURED:
-        return limit_of(case, base)
-    return Limit.measured(diagnosis)
-
-
-def _measured_to_fail(base: Candidate, diagnosis: Diagnosis | None) -> Failed:
-    """A layout that was measured to miss a wish does not do, whatever is predicted of it."""
-    missed = next((outcome for outcome in diagnosis.outcomes if not outcome.met), None) if diagnosis else None
-    if missed is None:
-        return {}
-    return {(base.layout, base.settings): (missed.metric, f"{base.layout} was measured: {missed}.")}
-
-
-# ---- finding it
-
-Failed = dict[tuple[AnyLayout, EngineSettings], tuple[str, str]]
-"""What a measurement or a simulation refused: (fault, reason)."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    case: Case
-    table: list[Candidate]
-    base: Candidate
-    given: bool
-    diagnosis: Diagnosis | None
-    verify: bool
-
-
-def _settle(asked: _Asked) -> Path:
-    """Choose, let the simulator look, and choose again without what it refuses."""
-    failed = _measured_to_fail(asked.base, asked.diagnosis)
-    for _ in range(LOOKS):
-        path = _find(asked, _marked(asked.table, failed), failed)
-        if not asked.verify or path.chosen is None:
-            return path
-        from labkit.plan.verification import refused_by, verified
-
-        looked = verified(asked.case, path.chosen)
-        path = replace(path, chosen=looked)
-        refused = refused_by(looked)
-        if refused is None:
-            return path
-        failed[looked.layout, looked.settings] = refused
-    return path
-
-
-def _marked(table: Sequence[Candidate], failed: Failed) -> list[Candidate]:
-    """With what was refused, and why."""
-
-    def marked(one: Candidate) -> Candidate:
-        told = failed.get((one.layout, one.settings))
-        if told is None:
-            return one
-        return replace(one, fault=one.fault or told[0], reason=f"{told[1]} {one.reason}".strip())
-
-    return [marked(one) for one in table]
-
-
-def _find(asked: _Asked, table: list[Candidate], failed: Failed) -> Path:
-    case, diagnosis = asked.case, asked.diagnosis
-    base = next((one for one in table if one.layout == asked.base.layout), asked.base)
-    limit = _limit(case, base, diagnosis)
-    measured = diagnosis is not None and diagnosis.resource != NOT_MEASURED
-    path = Path(case, table, base, limit, base, measured=measured, given=asked.given)
-    if base.does or (measured and limit.resource == NONE):
-        return path
-    engine = [_remedy_marked(one, failed) for one in engine_remedies(case, base, limit)]
-    done = next((remedy.candidate for remedy in engine if remedy.does), None)
-    pure = None if done else smallest(case, table, limit, base, asked.given)
-    chosen = done or _with_settings(asked, table, pure, failed) or pure
-    pools: list[Candidate] = []
-    if done is None and (limit.cause == INTERFERENCE or chosen is None):
-        most = chosen.num_gpus - 1 if chosen else case.hardware.num_gpus
-        pools = _marked(pool_candidates(case, most), failed)
-        chosen = next((one for one in pools if one.does), chosen)
-    return replace(path, chosen=chosen, engine=tuple(engine), others=tuple(other_remedies(case, base, limit)),
-                   pools=tuple(pools))  # fmt: skip
-
-
-def _remedy_marked(remedy: Remedy, failed: Failed) -> Remedy:
-    one = remedy.candidate
-    told = failed.get((one.layout, one.settings)) if one else None
-    return replace(remedy, does=False, sentence=f"{remedy.sentence}, but not simulated: {told[1]}") if told else remedy
-
-
-def _with_settings(
-    asked: _Asked, table: Sequence[Candidate], pure: Candidate | None, failed: Failed
-) -> Candidate | None:
-    """A layout of fewer GPUs, by the same rules of placement, that does with another setting. GPUs that serve now are
-    there anyway."""
-    case, have = asked.case, asked.base.num_gpus if asked.given else 0
-    fewer = [one for one in table if one.outcomes and not one.does]
-    if pure is not None:
-        most = max(pure.num_gpus, have)
-        fewer = [one for one in fewer if max(one.num_gpus, have) < most and one in allowed(case, [pure, one])]
-    nearest = sorted(fewer, key=lambda one: (max(o.ratio for o in one.outcomes), simplicity(one.grid)))
-    tried: list[Remedy] = []
-    for one in nearest[:TRIED_WITH_SETTINGS]:
-        tried += [_remedy_marked(remedy, failed) for remedy in engine_remedies(case, one, limit_of(case, one))]
-    doing = [remedy.candidate for remedy in tried if remedy.does and remedy.candidate]
-    return min(doing, key=lambda one: simplicity(one.grid), default=None)
 
 
 # ---- telling it

@@ -16,6 +16,7 @@ from labkit.plan.advise import Advice
 from labkit.plan.candidates import Candidate
 from labkit.plan.objective import spoken_ms
 from labkit.plan.reasons import grouped
+from labkit.plan.remedies import settings_changed
 
 MARKS = {"yes": "[green]yes[/green]", "no": "no", "not asked": "[dim]not asked[/dim]"}
 STATES = {"passed": "[green]passed[/green]", "failed": "[red]failed[/red]",
@@ -75,6 +76,9 @@ def _chosen(advice: Advice) -> Iterator[Any]:
         return
     yield Text.from_markup(f"[bold green]{escape(str(chosen.layout))}[/bold green] on {chosen.num_gpus} "
                            f"GPU{'s' if chosen.num_gpus > 1 else ''} ({advice.kind})")  # fmt: skip
+    changed = settings_changed(advice.case.settings, chosen.settings)
+    if changed:
+        yield Text("  with " + ", ".join(f"{name} {value}" for name, value in changed.items()))
     yield Text("\n".join(_figures(advice, chosen)))
 
 

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any, cast
+from typing import cast
 
 from labkit.engine.plan import StepPlan
 from labkit.engine.request import FinishReason, Phase, Request

@@ -17,7 +17,7 @@ from labkit.plan.choose import lowered
 from labkit.plan.limits import INTERFERENCE, Limit
 from labkit.plan.objective import spoken_ms
 from labkit.plan.rank_places import FAST, axis_reach
-from labkit.plan.remedies import Remedy
+from labkit.plan.remedies import Remedy, settings_changed
 
 YES, NO, NOT_ASKED = "yes", "no", "not asked"
 WALKED = ("tp", "pp", "dp", "pcp", "dcp", "ep")
@@ -275,5 +275,9 @@ def _smallest(path: Path) -> Question:
     told = f"Of {len(fewer)} legal layouts on fewer GPUs none meets every wish"
     ttft = chosen.figure("ttft", path.case.objective.percentile)
     tpot = chosen.figure("tpot", path.case.objective.percentile)
+    changed = settings_changed(path.case.settings, chosen.settings)
+    if changed:
+        said = ", ".join(f"{name} {value}" for name, value in changed.items())
+        told += f" (nor with other settings as far as they were tried); with {said}"
     return Question("smallest", question, YES, f"{told}; {chosen.layout} does, with {path.case.objective.percentile} "
                     f"TTFT {spoken_ms(ttft)} and TPOT {spoken_ms(tpot)}.", figures, chosen.layout.slug)  # fmt: skip

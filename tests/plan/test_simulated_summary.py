@@ -35,5 +35,5 @@ def test_a_simulated_run_says_what_its_queue_waits_for():
 
 
 def test_a_prompt_that_is_slow_by_itself_is_not_called_a_queue():
-    found = told(0.2, 20_000, prompt=60_000)
+    found = told(0.01, 20_000, prompt=60_000)
     assert (found.metric, found.resource, found.load) == ("ttft", "compute", "low")
