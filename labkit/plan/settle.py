@@ -25,8 +25,8 @@ from labkit.plan.work import EngineSettings
 
 TRIED_WITH_SETTINGS = 3
 """Layouts of fewer GPUs than the one that does, nearest to the wishes, on which settings are tried too."""
-LOOKS = 6
-"""How often the simulator may disagree before its last word is shown as it is."""
+LOOKS = 8
+"""How often the simulator may disagree before its last word is shown as it is, as a failed check."""
 
 Failed = dict[tuple[AnyLayout, EngineSettings], tuple[str, str]]
 """What a measurement or a simulation refused: (fault, reason)."""
@@ -110,7 +110,7 @@ def _find(asked: Asked, table: list[Candidate], failed: Failed) -> Path:
         return path
     engine = [_remedy_marked(one, failed) for one in engine_remedies(case, base, limit)]
     done = next((remedy.candidate for remedy in engine if remedy.does), None)
-    pure = None if done else smallest(case, table, limit, base, asked.given)
+    pure = None if done else smallest(case, table, limit, base)
     chosen = done or _with_settings(asked, table, pure, failed) or pure
     pools: list[Candidate] = []
     if done is None and (limit.cause == INTERFERENCE or chosen is None):
@@ -130,9 +130,8 @@ def _remedy_marked(remedy: Remedy, failed: Failed) -> Remedy:
 def _with_settings(
     asked: Asked, table: Sequence[Candidate], pure: Candidate | None, failed: Failed
 ) -> Candidate | None:
-    """A layout of fewer GPUs, by the same rules of placement, that does with another setting. GPUs that serve now are
-    there anyway."""
-    case, have = asked.case, asked.base.num_gpus if asked.given else 0
+    """A layout of fewer GPUs, by the same rules of placement, that does with another setting."""
+    case, have = asked.case, asked.base.num_gpus
     fewer = [one for one in table if one.outcomes and not one.does]
     if pure is not None:
         most = max(pure.num_gpus, have)
