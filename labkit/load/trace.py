@@ -141,7 +141,8 @@ def trace_outline(
     block_tokens = max(1, round(MOONCAKE_BLOCK_TOKENS * length_scale))
     outlines = []
     for row in rows:
-        num_prompt, num_output = max(1, round(row.prompt_tokens * length_scale)), max(1, round(row.output_tokens * length_scale))
+        num_prompt = max(1, round(row.prompt_tokens * length_scale))
+        num_output = max(1, round(row.output_tokens * length_scale))
         num_prompt, num_output = fit_lengths(min(num_prompt, max_context or num_prompt), num_output, max_context)
         outlines.append(Outline((row.at_s - start_s) / speed, num_prompt, num_output, row.block_ids, block_tokens))
     return outlines

@@ -65,7 +65,8 @@ def read_rows(path: str | Path) -> list[RequestRow]:
             try:
                 rows.append(decoder.decode(line))
             except msgspec.MsgspecError as error:
-                raise ValueError(f"{path}, line {number}: {error}. A row needs {', '.join(RequestRow.__struct_fields__)}.") from error
+                needs = ", ".join(RequestRow.__struct_fields__)
+                raise ValueError(f"{path}, line {number}: {error}. A row needs {needs}.") from error
     if not rows:
         raise ValueError(f"{path} has no requests.")
     return rows
@@ -103,7 +104,7 @@ def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") 
 def _is_async(version: str) -> bool:
     """vLLM plans ahead by default from 0.14 on."""
     found = re.match(r"(\d+)\.(\d+)", version)
-    return bool(found) and (int(found[1]), int(found[2])) >= (0, 14)
+    return found is not None and (int(found[1]), int(found[2])) >= (0, 14)
 
 
 def _gpu_of(device: str, file_name: str) -> str:
@@ -145,7 +146,7 @@ def predicted(result: SimResult) -> dict[str, dict[str, float]]:
 
 def replay(rows: list[RequestRow], setup: Setup, cost: StepCost, kv_blocks: int) -> SimResult:
     """kv_blocks: of a replica, as vLLM counts them: one of them stays empty."""
-    options = Options(ahead=setup.ahead)
+    options = Options(routing="least-requests", ahead=setup.ahead)
     return simulate(requests_of(rows), setup.layout, cost, kv_blocks - 1, setup.settings, options=options)
 
 

@@ -1,4 +1,4 @@
-"""KV on its way between simulated pools: one move at a time out of a replica and into one, in the order of admission."""
+"""KV on its way between simulated pools: one move at a time out of a replica and into one, in order of admission."""
 
 from __future__ import annotations
 

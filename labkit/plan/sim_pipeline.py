@@ -21,7 +21,7 @@ from labkit.plan.sim_cost import DecodeTable, work_of
 from labkit.plan.sim_pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Answer, Job
-from labkit.plan.sim_scheduler import SimPlan
+from labkit.plan.sim_scheduler import SimPlan, counted
 from labkit.plan.work import StepCost
 
 MAX_ROUND_STEPS = 256
@@ -228,15 +228,3 @@ class StagedUnit:
                 ended.append((replica, cast(SimPlan, plan), cast("list[Job]", finished)))
         return flight.end, ended
 
-
-def counted(plan: StepPlan) -> SimPlan:
-    """The engine's plan with what `work_of` asks for. Read before the next one is made."""
-    context = sum(request.num_computed for request in plan.decodes)
-    begun = [
-        cast(Job, request)
-        for request, chunk, end in zip(plan.prefills, plan.chunks, plan.ends, strict=True)
-        if end - chunk == request.num_cached
-    ]
-    return SimPlan(
-        plan.prefills, plan.chunks, plan.ends, plan.sampled, plan.decodes, len(plan.decodes), context, False, begun
-    )

@@ -36,8 +36,9 @@ class KeyedPool(BlockPool):
         self._lent: list[int] = []
 
     def match(self, tokens: Any, max_blocks: int) -> list[int]:
-        prompt: Prompt = tokens.prompt if isinstance(tokens, Job) else tokens
-        if not self.prefix_cache or not prompt.block_ids and not (isinstance(tokens, Job) and tokens.num_preemptions):
+        came_back = isinstance(tokens, Job) and tokens.num_preemptions > 0
+        prompt: Prompt = cast(Any, tokens.prompt) if isinstance(tokens, Job) else tokens
+        if not self.prefix_cache or not (prompt.block_ids or came_back):
             return []
         found: list[int] = []
         node, size = ROOT, self.block_size
@@ -62,13 +63,13 @@ class _Found(Sequence[int]):
     """The first blocks of a request that came back, still cached."""
 
     def __init__(self, segment: list[Any], count: int) -> None:
-        self.segment, self.count = segment, count
+        self.segment, self.num = segment, count
 
     def __len__(self) -> int:
-        return self.count
+        return self.num
 
     def __getitem__(self, index: Any) -> Any:
-        return range(self.count)[index]
+        return range(self.num)[index]
 
 
 class CountedPool(BlockPool):
@@ -127,15 +128,16 @@ class CountedPool(BlockPool):
 
     def hold(self, blocks: Any) -> int:
         if blocks:
-            blocks.segment[0] -= blocks.count
-            self._num_free -= blocks.count
+            blocks.segment[0] -= blocks.num
+            self._num_free -= blocks.num
         return ROOT
 
     def lend(self, count: int) -> None:
         self.allocate(count)
 
     def give(self, job: Job, count: int) -> None:
-        job.blocks.count += count  # type: ignore[attr-defined]
+        held: Held = cast(Any, job.blocks)
+        held.count += count
 
 
 class CountedLedger(Ledger):
@@ -159,9 +161,9 @@ class KeyedLedger(Ledger):
     def publish(self, request: Request, num_computed: int) -> None:
         pool, size = self.pool, self.pool.block_size
         prompt = cast(Prompt, request.prompt)
-        number, full = request.num_published, num_computed // size
+        full = num_computed // size
         node = request.prefix_node
-        for number in range(number, full):
+        for number in range(request.num_published, full):
             start = number * size
             node = pool.publish(request.blocks[number], node, prompt.key(start, start + size))
         if full > request.num_published:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.engine.replica import Replica
 from labkit.engine.router import ReplicaView
 from labkit.plan.sim_request import Job
 
-if TYPE_CHECKING:
-    from labkit.plan.sim_pipeline import StagedScheduler, StagedUnit
-    from labkit.plan.sim_scheduler import SimScheduler
-    from labkit.plan.sim_unit import Unit
-
 
 class SimReplica(Replica):
-    unit: Unit | StagedUnit
-    scheduler: SimScheduler | StagedScheduler
+    unit: Any
+    """A `Unit`, or a `StagedUnit` where there are pipeline stages; each has a scheduler of its own kind."""
+    scheduler: Any
     now: float = 0.0
     """The instant that a router asks at."""
 

@@ -2,31 +2,36 @@
 
 The router looks at every replica for each request. With many of them that would be most of the work, so that least
 work is then found in arrays that follow the replicas; it decides as the engine's router does, ties in turn.
+`least-requests` is not the engine's: fewest running, a waiting one counting as four, as vLLM balances its ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from labkit.engine.admission import check_fits
 from labkit.engine.pools import Pools
+from labkit.engine.router import POLICIES as ENGINE_POLICIES
 from labkit.plan.sim_pipeline import StagedUnit
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Job
 
+POLICIES = (*ENGINE_POLICIES, "least-requests")
 MANY = 12
 """From so many replicas on arrays are faster than asking each."""
 
 
 class Routing:
-    def __init__(self, pools: Pools) -> None:
-        self._pools = pools
-        self._decoding: Sequence[SimReplica] = pools.decoding  # type: ignore[assignment]
-        self._beginning: list[SimReplica] = [
-            replica for pool in pools.pools if pool.role in ("any", "prefill", "long") for replica in pool.replicas
-        ]  # type: ignore[misc]
+    """by_count: new requests go by `least-requests`."""
+
+    def __init__(self, pools: Pools, by_count: bool = False) -> None:
+        self._pools, self._by_count, self._next = pools, by_count, 0
+        self._decoding = cast(Sequence[SimReplica], pools.decoding)
+        beginning = [r for pool in pools.pools if pool.role in ("any", "prefill", "long") for r in pool.replicas]
+        self._beginning = cast(list[SimReplica], beginning)
         policy = pools.policy
         plain = all(pool.role in ("any", "prefill") for pool in pools.pools if pool.role != "decode")
         self._begin = self._board(self._beginning, policy) if plain else None
@@ -45,20 +50,29 @@ class Routing:
         """Raises RequestRefused where no replica can ever hold it."""
         if self._only is not None:
             return self._only
+        if self._by_count:
+            return self._fewest()
         if self._begin is not None:
             for replica in self._decoding[:1]:
                 check_fits(job, replica.scheduler.pool.num_blocks, replica.scheduler.pool.block_size)
             return self._begin.choose(now)
         for replica in self._beginning:
             replica.now = now
-        return self._pools.begin(job)[0]  # type: ignore[return-value]
+        return cast(SimReplica, self._pools.begin(job)[0])
+
+    def _fewest(self) -> SimReplica:
+        replicas = self._beginning
+        order = [(self._next + i) % len(replicas) for i in range(len(replicas))]
+        chosen = min(order, key=lambda i: 4 * replicas[i].scheduler.num_waiting + replicas[i].scheduler.num_running)
+        self._next = (chosen + 1) % len(replicas)
+        return replicas[chosen]
 
     def take_over(self, job: Job, now: float) -> SimReplica:
         if self._take_over is not None:
             return self._take_over.choose(now)
         for replica in self._decoding:
             replica.now = now
-        return self._pools.take_over(job)[0]  # type: ignore[return-value]
+        return cast(SimReplica, self._pools.take_over(job)[0])
 
     def changed(self, replica: SimReplica) -> None:
         """Its work, or the run that it is in, is another."""

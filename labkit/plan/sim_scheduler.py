@@ -126,11 +126,7 @@ class SimScheduler(Scheduler):
             self._count_all()
             return None
         self._is_exact = True
-        context = sum(request.num_computed for request in plan.decodes)
-        begun = [cast(Job, r) for r, n, end in zip(plan.prefills, plan.chunks, plan.ends, strict=True) if n + r.num_cached == end]
-        return SimPlan(
-            plan.prefills, plan.chunks, plan.ends, plan.sampled, plan.decodes, len(plan.decodes), context, False, begun
-        )
+        return counted(plan)
 
     def complete(self, plan: StepPlan, token_ids: list[int] | None = None) -> list[Request]:
         """The step is back; returns who finished with it."""
@@ -313,3 +309,14 @@ class SimScheduler(Scheduler):
         self._order += len(self.running)
 
 
+def counted(plan: StepPlan) -> SimPlan:
+    """The engine's plan with what `work_of` asks for. Read before the next one is made."""
+    context = sum(request.num_computed for request in plan.decodes)
+    begun = [
+        cast(Job, request)
+        for request, chunk, end in zip(plan.prefills, plan.chunks, plan.ends, strict=True)
+        if end - chunk == request.num_cached
+    ]
+    return SimPlan(
+        plan.prefills, plan.chunks, plan.ends, plan.sampled, plan.decodes, len(plan.decodes), context, False, begun
+    )

@@ -1,4 +1,4 @@
-"""The simulated engine, made as the running one is: pools of replicas by role, a scheduler and a block pool for each."""
+"""The simulated engine, made as the running one is: pools of replicas by role, each with a scheduler and a pool."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Options:
     """How the simulation goes about it, beside what an engine is set to."""
 
     routing: str = "least-work"
+    """One of the engine's router's policies, or `least-requests` (see `sim_routing`)."""
     long_prompt_tokens: int = 1024
     """With a pool for long prompts: those of so many tokens or more go there."""
     window: int = 0
@@ -49,7 +50,7 @@ def set_up(
         blocks = kv_blocks[part.role] if isinstance(kv_blocks, Mapping) else kv_blocks
         if blocks < 1:
             raise ValueError(
-                f"{part.layout} has no block for KV: the weights leave no room. Choose a layout that splits them further."
+                f"{part.layout} has no block for KV: its weights leave no room. Choose a layout that splits them more."
             )
         replicas = []
         for place, ranks in enumerate(part.replicas):
@@ -64,7 +65,8 @@ def set_up(
         pools.append(ReplicaPool(part.role, part.layout, part.ranks, tuple(replicas)))
         together = [replicas] if part.layout.attention_dp else [[replica] for replica in replicas]
         units += [_unit(group, part, part_cost, options) for group in together]
-    return Pools(pools, options.routing, options.long_prompt_tokens), units
+    routing = "least-work" if options.routing == "least-requests" else options.routing
+    return Pools(pools, routing, options.long_prompt_tokens), units
 
 
 def _scheduler(

@@ -45,7 +45,7 @@ class Unit:
 
     def begin(self, now: float) -> list[Job]:
         """Plan from `now` on; returns who is in a step for the first time. The alarm is `wakes_at`."""
-        plans = []
+        plans: list[tuple[SimReplica, SimPlan]] = []
         for replica in self.replicas:
             plan = replica.scheduler.schedule()
             if plan is not None:

@@ -19,9 +19,8 @@ from labkit.plan.sim_handoff import Handoffs
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Job, SimRequest
 from labkit.plan.sim_result import Series, SimResult
-from labkit.plan.sim_routing import Routing
-from labkit.plan.sim_setup import Options, set_up
-from labkit.plan.sim_unit import Unit
+from labkit.plan.sim_routing import POLICIES, Routing
+from labkit.plan.sim_setup import AnyUnit, Options, set_up
 from labkit.plan.work import EngineSettings, StepCost
 
 __all__ = ["Options", "SimRequest", "SimResult", "simulate"]
@@ -46,6 +45,8 @@ def simulate(
         options = replace(options, routing=routing)
     if settings.enable_prefix_caching and not options.shares and any(request.block_ids for request in requests):
         options = replace(options, shares=True)
+    if options.routing not in POLICIES:
+        raise ValueError(f"Routing {options.routing!r} is unknown: choose one of {', '.join(POLICIES)}.")
     if not requests:
         raise ValueError("There is nothing to simulate: give at least one request.")
     return _Simulation(requests, layout, cost, kv_blocks, settings, concurrency, options, on_progress).run()
@@ -60,7 +61,7 @@ class _Simulation:
         self.requests, self.concurrency, self.on_progress = requests, concurrency, on_progress
         self.counted, self.ahead = not options.shares, options.ahead
         self.pools, self.units = set_up(layout, cost, kv_blocks, settings, options)
-        self.routing = Routing(self.pools)
+        self.routing = Routing(self.pools, options.routing == "least-requests")
         self.handoffs = Handoffs(cost)
         count = len(requests)
         self.arrival = [request.arrival_s for request in requests]
@@ -113,7 +114,7 @@ class _Simulation:
             self.arrival[index] = now
             self._push(now, _ARRIVAL, Job(index, self.requests[index], self.counted))
 
-    def _send_free(self, unit: Unit, now: float) -> None:
+    def _send_free(self, unit: AnyUnit, now: float) -> None:
         """Who is sent because others have finished now comes before the unit plans on."""
         unit.wakes_at = now
         for replica in unit.replicas:
@@ -134,9 +135,9 @@ class _Simulation:
         elif kind == _ARRIVAL:
             self._arrive(what, now)
         elif kind == _ADOPTION:
-            self._adopt(*what, now)
+            self._adopt(what[0], what[1], now)
         else:
-            self._land(*what, now)
+            self._land(what[0], what[1], now)
 
     # ---- what happens
 
@@ -160,7 +161,7 @@ class _Simulation:
             self.seen[index] = now
         self._stir(replica.unit, now)
 
-    def _stir(self, unit: Unit, now: float) -> None:
+    def _stir(self, unit: AnyUnit, now: float) -> None:
         """Something has come to one of its replicas."""
         if unit.wakes_at is None:
             unit.wakes_at = now
@@ -169,7 +170,7 @@ class _Simulation:
         elif unit.interrupt(now):
             self._push(unit.wakes_at, _ALARM, (unit, unit.version))
 
-    def _alarm(self, unit: Unit, now: float) -> None:
+    def _alarm(self, unit: AnyUnit, now: float) -> None:
         end, ended = unit.end()
         for replica, plan, finished in ended:
             self._note(replica, plan, finished, end)
@@ -206,7 +207,7 @@ class _Simulation:
         if replica.scheduler.handed:
             self._hand_over(replica, end)
 
-    def _note_begun(self, job: Job, unit: Unit) -> None:
+    def _note_begun(self, job: Job, unit: AnyUnit) -> None:
         index = job.index
         if self.begun[index] != self.begun[index]:
             self.begun[index] = unit.start
@@ -258,7 +259,8 @@ class _Simulation:
     def _result(self) -> SimResult:
         replicas = [replica for unit in self.units for replica in unit.replicas]
         return SimResult(
-            *(np.asarray(values, np.float64) for values in (self.arrival, self.seen, self.begun, self.first, self.finished)),
+            np.asarray(self.arrival), np.asarray(self.seen), np.asarray(self.begun), np.asarray(self.first),
+            np.asarray(self.finished),
             prompt_tokens=np.asarray([request.prompt_tokens for request in self.requests], np.int64),
             output_tokens=np.asarray([request.output_tokens for request in self.requests], np.int64),
             refused=self.refused, waiting=self.waiting, kv_blocks=self.kv_blocks,

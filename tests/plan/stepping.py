@@ -103,7 +103,8 @@ class Stepping:
         due = [(r.arrival_s, i) for i, r in enumerate(self.requests)]
         self.left: list[int] = []
         if self.concurrency:
-            due, self.left = [(0.0, i) for i in range(min(self.concurrency, count))], list(range(self.concurrency, count))
+            due = [(0.0, i) for i in range(min(self.concurrency, count))]
+            self.left = list(range(self.concurrency, count))
         self.due = sorted(due)
         while self._advance():
             while self.due and self.due[0][0] <= self.now:

@@ -13,7 +13,6 @@ from labkit.plan.simulate import Options, SimRequest, simulate
 from labkit.plan.work import EngineSettings
 
 
-STATS = []
 def _requests(draw: random.Random, count: int, sharing: bool, rate: float) -> list[SimRequest]:
     at, requests = 0.0, []
     for _ in range(count):
@@ -53,7 +52,6 @@ def _compare(requests, layout, cost, blocks, settings, policy="least-work", conc
     assert result.num_steps == told.num_steps
     order = sorted(done, key=lambda i: (result.finished_s[i].round(8), i))
     assert order == sorted(done, key=lambda i: (round(told.finished[i], 8), i))
-    STATS.append((told.num_preemptions, told.num_steps)); return told
 
 
 @pytest.mark.parametrize("seed", range(60))
