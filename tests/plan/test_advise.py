@@ -186,25 +186,6 @@ def test_checks_of_experts_wait_for_a_measured_load():
     assert slower[1].figures["slower"] > slower[0].figures["slower"] == pytest.approx(1.0)
 
 
-def test_every_axis_of_the_chosen_layout_has_its_checks():
-    names = {
-        "tp": {"fit", "communication", "work per rank"},
-        "pp": {"enough requests", "stage balance", "activation buffers"},
-        "dp": {"memory", "routing", "admission"},
-        "pcp": {"crossover"},
-        "dcp": {"resident tokens", "TPOT"},
-    }
-    from labkit.plan.situations import SITUATIONS
-
-    seen = set()
-    for situation in SITUATIONS:
-        found = situation.advise(verify=False)
-        for axis in found.jobs:
-            assert {check.name for check in found.checks if check.axis == axis} == names[axis]
-            seen.add(axis)
-    assert seen == set(names)
-
-
 def test_nothing_asked_is_refused():
     with pytest.raises(ValueError, match="Nothing is asked"):
         planned.__wrapped__(rate=1.0, objective=PlanObjective())
