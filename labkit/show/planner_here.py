@@ -1,0 +1,50 @@
+"""What a small run on this machine is expected to show, where `labkit calibrate` has measured its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.layout import Layout
+from labkit.load.schedule import make_schedule
+from labkit.load.workload import load_workload
+from labkit.plan.calibration import load_calibration
+from labkit.plan.simulate import SimRequest, simulate
+from labkit.plan.work import EngineSettings
+
+NUM_REQUESTS = 400
+"""Twenty beyond the p95."""
+KV_BLOCKS = 4096
+"""More than the labs' workloads hold at their own rates, so that nobody waits for room."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    figures: dict[str, float]
+    """Milliseconds: ttft_p50, ttft_p95, tpot_p50, tpot_p95."""
+    band: float
+    """Mean absolute relative error of the steps that the calibration was fitted on."""
+
+
+def expect(model: str, layout: str, workload: str, rate: float) -> Expected | None:
+    """None where this machine is not calibrated for the model and the layout."""
+    try:
+        cost = load_calibration(model).cost(layout)
+    except ValueError:
+        return None
+    schedule = make_schedule(load_workload(workload), rate=rate, num_requests=NUM_REQUESTS)
+    asked = [SimRequest(one.at_s, len(one.prompt_ids), one.max_tokens) for one in schedule.requests]
+    found = simulate(asked, Layout.parse(layout), cost, KV_BLOCKS, EngineSettings(policy="labkit"))
+    ttft = [cost.client.ttft_s(value, one.prompt_tokens) for value, one in zip(found.ttft_s, asked, strict=True)]
+    tpot = [
+        cost.client.tpot_s(value, one.output_tokens)
+        for value, one in zip(found.tpot_s, asked, strict=True)
+        if one.output_tokens > 1
+    ]
+    figures = {
+        f"{metric}_{name}": 1e3 * float(np.percentile(values, q))
+        for metric, values in (("ttft", ttft), ("tpot", tpot))
+        for name, q in (("p50", 50), ("p95", 95))
+    }
+    return Expected(figures, cost.error)
