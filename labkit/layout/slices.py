@@ -150,7 +150,7 @@ def weight_slices(
     return {t.name: slice_tensor(layout, spec, rank, t) for t in rank_tensors(layout, spec, rank, placements)}
 
 
-def _slice_bytes(spec: ModelSpec, tensor: Tensor, piece: WeightSlice, dtype_bytes: int) -> int:
+def slice_bytes(spec: ModelSpec, tensor: Tensor, piece: WeightSlice, dtype_bytes: int) -> int:
     if is_quantised(spec, tensor):
         assert spec.quantization is not None
         return spec.quantization.num_bytes(piece.local_shape)
@@ -191,7 +191,7 @@ def rank_memory(layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int) ->
     total: Counter[str] = Counter()
     for tensor, times in counted_tensors(layout, spec, rank):
         piece = slice_tensor(layout, spec, rank, tensor)
-        total[tensor.part] += times * _slice_bytes(spec, tensor, piece, dtype_bytes)
+        total[tensor.part] += times * slice_bytes(spec, tensor, piece, dtype_bytes)
     return dict(total)
 
 

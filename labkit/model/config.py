@@ -37,6 +37,14 @@ def _rope_theta(config: Config) -> float:
     )
 
 
+def _rope_share(config: Config) -> float:
+    """`rotary_dim` (numbers of a head) or `partial_rotary_factor`; all of a head where neither is there."""
+    if config.get("rotary_dim") and config.get("head_dim"):
+        return float(config["rotary_dim"] / config["head_dim"])
+    found = (section.get("partial_rotary_factor") for section in _rope_sections(config))
+    return float(next((share for share in found if share), 1.0))
+
+
 def _rope_scaling(config: Config) -> RopeScaling | None:
     for section in _rope_sections(config)[:-1]:
         kind = section.get("rope_type", section.get("type"))
@@ -127,7 +135,7 @@ def _common(config: Config) -> dict[str, Any]:
         "head_dim": _head_dim(config, hidden, num_heads),
         "intermediate_size": need_count(config, *_WIDTH_KEYS),
         "vocab_size": need_count(config, "vocab_size"),
-        "rope": Rope(_rope_theta(config), _rope_scaling(config)),
+        "rope": Rope(_rope_theta(config), _rope_scaling(config), _rope_share(config)),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": float(need(config, "rms_norm_eps")),
         "max_positions": need_count(config, "max_position_embeddings"),

@@ -31,6 +31,8 @@ class Rope:
 
     theta: float
     scaling: RopeScaling | None = None
+    share: float = 1.0
+    """Of a head's width that is rotated (partial_rotary_factor)."""
 
 
 @dataclass(frozen=True, slots=True)
