@@ -1,8 +1,8 @@
 """How soon the figures of the page Planner follow a slider, and how soon all layouts do.
 
-Opens the page in a real browser over Voila as `labkit lab` starts it, moves the slider of the request rate one notch at a
-time, and takes the time from the input event to the drawing of the new percentiles: once with the page at rest, and once
-while all layouts are being looked at for the move before. The last line is JSON. Aim: 95 of 100 moves within 300 ms.
+Opens the page in a real browser over Voila as `labkit lab` starts it, moves the slider of the request rate one notch at
+a time, and takes the time from the input event to the drawing of the new percentiles: once with the page at rest, and
+once while all layouts are being looked at for the move before. The last line is JSON. Aim: 95 of 100 within 300 ms.
 
     python benchmarks/planner_page.py [--moves 40] [--model llama-3.1-70b] [--gpus 8]
 """
@@ -28,7 +28,8 @@ MOVE = """(step) => new Promise((resolve) => {
   const root = document.querySelector(".lk");
   const before = Number(root.dataset.card);
   const begun = performance.now();
-  const look = () => Number(root.dataset.card) > before ? resolve(performance.now() - begun) : requestAnimationFrame(look);
+  const done = () => Number(root.dataset.card) > before;
+  const look = () => done() ? resolve(performance.now() - begun) : requestAnimationFrame(look);
   range.value = Number(range.value) + step;
   range.dispatchEvent(new Event("input", { bubbles: true }));
   look();
@@ -85,7 +86,8 @@ def main() -> None:
     parser.add_argument("--gpus", default="8")
     asked = parser.parse_args()
     found = {name: summary(times) for name, times in measure(asked.model, asked.gpus, asked.moves).items()}
-    print(f"{asked.model} on {asked.gpus} GPUs; load of this machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    load = f"load of this machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"{asked.model} on {asked.gpus} GPUs; {load}")
     print("moves           n   p50 ms  worst ms  within 300 ms")
     for name, row in found.items():
         print(f"{name:14}{row['n']:3.0f}{row['p50_ms']:9.1f}{row['worst_ms']:10.1f}{row['within_300_ms']:15.0%}")

@@ -1,5 +1,5 @@
-"""What the page Planner draws beside its plan: how far the planning is, what the machine at hand could run, and a run of
-the layout on it. Plain numbers and short strings, complete in itself, as `labkit.show.frame` has it.
+"""What the page Planner draws beside its plan: how far the planning is, what the machine at hand could run, and a run
+of the layout on it. Plain numbers and short strings, complete in itself, as `labkit.show.frame` has it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class _Want(Inputs, tag="want"):
+class _Want(Inputs, tag="want", frozen=True, kw_only=True):
     pass
 
 

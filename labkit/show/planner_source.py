@@ -1,8 +1,8 @@
 """The page Planner's answers, from `labkit.plan`: one layout at once, all of them a moment later.
 
-A slider asks many times a second. The layout that is looked at is predicted on the thread that carries out wishes (a few
-milliseconds); all layouts take seconds, so they wait until the visitor has been still for a moment, on a thread of their
-own, and an answer to a question that is no longer asked is dropped.
+A slider asks many times a second. The layout that is looked at is predicted on the thread that carries out wishes (a
+few milliseconds); all layouts take seconds, so they wait until the visitor has been still for a moment, on a thread of
+their own, and an answer to a question that is no longer asked is dropped.
 """
 
 from __future__ import annotations

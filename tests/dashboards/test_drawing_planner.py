@@ -81,7 +81,8 @@ def test_measured_has_another_style_than_predicted(visit: Any) -> None:
     page = visit().page
     prepare(page, "two gpus", made=frame(trial()))
     style = "e => [getComputedStyle(e).strokeDasharray, getComputedStyle(e).fillOpacity]"
-    predicted, measured = (page.locator(f'[data-panel="trial"] {kind}').first for kind in (".lk-predicted", ".lk-measured"))
+    kinds = (".lk-predicted", ".lk-measured")
+    predicted, measured = (page.locator(f'[data-panel="trial"] {kind}').first for kind in kinds)
     assert predicted.evaluate(style)[0] != "none" and measured.evaluate(style) == ["none", "1"]
     assert "TTFT p50: predicted 180 ms, measured 196 ms (+8.89 %)" in text(page, "trial")
     show(page, frame(trial(calibrated=False)), 2)

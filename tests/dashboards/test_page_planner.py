@@ -1,4 +1,4 @@
-"""The page Planner as it is: Voila, a kernel, the real planner, a browser that moves sliders; and a run on real ranks."""
+"""The page Planner as it is: Voila, a kernel, the real planner, a browser that moves sliders, and real ranks."""
 
 from __future__ import annotations
 

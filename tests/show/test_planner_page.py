@@ -1,4 +1,4 @@
-"""The page Planner's kernel side: what a visitor sets becomes a case, bad input a sentence, and the newest move wins."""
+"""The page Planner's kernel side: what a visitor sets becomes a case, bad input a sentence; the newest move wins."""
 
 from __future__ import annotations
 

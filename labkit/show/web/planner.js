@@ -22,7 +22,7 @@ class PlannerPage extends LivePage {
     const trait = (name) => () => this.model.get(name) ?? {};
     return {
       ...super.makeContext(), plan: trait("plan"), card: trait("card"), options: trait("options"),
-      wanted: () => this.controls.want, select: (layout) => this.controls.look(layout),
+      wanted: () => this.controls.want, moved: () => this.markOld(), select: (layout) => this.controls.look(layout),
     };
   }
 
@@ -39,13 +39,18 @@ class PlannerPage extends LivePage {
 
   draw() {
     super.draw();
+    this.markOld();
+    this.controls.answered(this.ctx.card().n ?? 0);
+  }
+
+  markOld() {
+    if (!this.root) return; // the first question goes out before anything is drawn
     const [card, plan] = [this.ctx.card(), this.ctx.plan()];
     const { n } = this.controls.want;
     this.root.dataset.card = card.n ?? "";
     this.root.dataset.plan = plan.n ?? "";
     this.root.classList.toggle("lk-card-old", card.n != null && card.n < n);
     this.root.classList.toggle("lk-plan-old", plan.n != null && plan.n < n);
-    this.controls.answered(card.n ?? 0);
   }
 
   announce(before, after) {

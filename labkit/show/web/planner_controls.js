@@ -142,8 +142,8 @@ export class PlannerControls {
 
   change(change) {
     Object.assign(this.want, change, { n: this.want.n + 1 });
-    this.changedAt = performance.now();
     this.showFields();
+    this.ctx.moved();
     this.send();
   }
 

@@ -44,7 +44,8 @@ function paintFront(svg, data, width, ctx) {
   const radius = (dot) => 3 + 9 * Math.sqrt((dot.perGpu ?? 0) / largest);
   svg.append(...frontGrid(x, y, width), ...frontLimits(x, y, limits, width));
   const front = dots.filter((dot) => dot.front).sort((a, b) => a.ttft - b.ttft);
-  const order = [...dots].sort((a, b) => radius(b) - radius(a));
+  const rank = (dot) => (dot.layout === data.selected ? 2 : dot.front ? 1 : 0);
+  const order = [...dots].sort((a, b) => rank(a) - rank(b) || radius(b) - radius(a));
   for (const dot of order) svg.append(frontDot(dot, x, y, radius(dot), data, ctx));
   svg.append(...frontNames(front, dots, data, x, y, radius, width));
   return FRONT_HEIGHT;
@@ -65,6 +66,8 @@ function frontNames(front, dots, data, x, y, radius, width) {
   const wanted = [data.chosen, data.selected, ...front.map((dot) => dot.layout)];
   const marks = [];
   const spots = dots.map((dot) => [x.at(dot.ttft), y.at(dot.tpot), radius(dot) * 0.7]);
+  const placed = [];
+  const free = (layout) => layout === data.chosen || layout === data.selected; // their names may lie on other dots
   const taken = spots.map(([cx, cy, r]) => ({ left: cx - r, right: cx + r, top: cy - r, bottom: cy + r }));
   for (const layout of new Set(wanted)) {
     const dot = dots.find((candidate) => candidate.layout === layout);
@@ -74,9 +77,10 @@ function frontNames(front, dots, data, x, y, radius, width) {
     const [cx, cy, r] = [x.at(dot.ttft), y.at(dot.tpot), radius(dot) + (layout === data.selected ? 5 : 2)];
     const places = [[cx + r, cy - 8], [cx - r - w, cy - 8], [cx - w / 2, cy - r - 15], [cx - w / 2, cy + r + 1]];
     const spot = places.map(([left, top]) => ({ left, top, right: left + w, bottom: top + 15 }))
-      .find((box) => box.left > FRONT_BOX.left && box.right < width - 2 && box.top > 2 && box.bottom < FRONT_HEIGHT - FRONT_BOX.bottom - 1 && !taken.some((other) => boxesOverlap(box, other)));
+      .find((box) => box.left > FRONT_BOX.left && box.right < width - 2 && box.top > 2 && box.bottom < FRONT_HEIGHT - FRONT_BOX.bottom - 1 && !(free(layout) ? placed : taken).some((other) => boxesOverlap(box, other)));
     if (!spot) continue;
     taken.push(spot);
+    placed.push(spot);
     marks.push(label(spot.left + 2, spot.top + 12, text, { kind: layout === data.chosen ? "lk-strong" : "lk-small" }));
   }
   return marks;
