@@ -24,16 +24,13 @@ SAME = 0.03
 """Relative: nearer than the cost model can tell apart two layouts of one model on one device."""
 
 
-def smallest(
-    case: Case, candidates: Sequence[Candidate], limit: Limit, base: Candidate, given: bool = False
-) -> Candidate | None:
-    """The one to take; None where none does. given: the base serves now, so its GPUs are there anyway."""
+def smallest(case: Case, candidates: Sequence[Candidate], limit: Limit, base: Candidate) -> Candidate | None:
+    """The one to take; None where none does. The base's GPUs are counted as there: what it starts from needs them."""
     kept = allowed(case, minimal([one for one in candidates if one.does]))
     if not kept:
         return None
-    have = base.num_gpus if given else 0
-    fewest = min(max(one.num_gpus, have) for one in kept)
-    alike = [one for one in kept if max(one.num_gpus, have) == fewest]
+    fewest = min(max(one.num_gpus, base.num_gpus) for one in kept)
+    alike = [one for one in kept if max(one.num_gpus, base.num_gpus) == fewest]
     least = min(changed_axes(base, one) for one in alike)
     return _best(case, [one for one in alike if changed_axes(base, one) == least], limit)
 
