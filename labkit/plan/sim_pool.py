@@ -75,21 +75,19 @@ class _Found(Sequence[int]):
 class CountedPool(BlockPool):
     """Numbers alone. A segment is [blocks still cached, where]; those at the front of the queue are evicted first."""
 
+    num_free = 0  # type: ignore[assignment]  # a plain number here: it is read several times a step
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
         self.num_blocks, self.block_size, self.prefix_cache = num_blocks, block_size, prefix_cache
-        self._num_empty, self._num_free = num_blocks, num_blocks
+        self._num_empty = num_blocks
+        self.num_free = num_blocks
         self._segments: deque[list[Any]] = deque()
 
     @property
-    def num_free(self) -> int:
-        return self._num_free
-
-    @property
     def num_cached(self) -> int:
-        return self._num_free - self._num_empty
+        return self.num_free - self._num_empty
 
     def allocate(self, count: int) -> Any:
-        self._num_free -= count
+        self.num_free -= count
         if count <= self._num_empty:
             self._num_empty -= count
             return range(count)
@@ -109,7 +107,7 @@ class CountedPool(BlockPool):
     def release(self, blocks: Any) -> None:
         held: Held = blocks
         count, full = held.count, held.full if self.prefix_cache else 0
-        self._num_free += count
+        self.num_free += count
         self._num_empty += count - full
         if full:
             segment = [full, self]
@@ -129,7 +127,7 @@ class CountedPool(BlockPool):
     def hold(self, blocks: Any) -> int:
         if blocks:
             blocks.segment[0] -= blocks.num
-            self._num_free -= blocks.num
+            self.num_free -= blocks.num
         return ROOT
 
     def lend(self, count: int) -> None:

@@ -99,11 +99,12 @@ def _params(output_tokens: int) -> SamplingParams:
 class Job(Request):
     """A request on its way through the simulator; `index` is its place in what was asked."""
 
-    __slots__ = ("index", "final", "order", "since", "slot", "is_promised", "segment")
+    __slots__ = ("index", "final", "num_prompt", "order", "since", "slot", "is_promised", "segment")
 
     index: int
     final: int
     """KV tokens at its end."""
+    num_prompt: int
     order: int
     """Grows with each admission of its replica."""
     since: int
@@ -122,6 +123,7 @@ class Job(Request):
         self.params = _params(output)
         self.output = cast(Any, Answer())
         self.blocks = cast(Any, Held(self) if counted else array("i"))
+        self.num_prompt = asked.prompt_tokens
         self.final = asked.prompt_tokens + output - 1
         self.phase = Phase.WAITING
         self.num_computed = self.num_cached = self.in_flight = self.arriving = self.num_preemptions = 0
@@ -131,6 +133,10 @@ class Job(Request):
         self.routed_because = ""
         self.aborted = self.is_promised = False
         self.finish_reason = self.segment = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt + self.output.count  # type: ignore[attr-defined, operator, return-value]
 
     def tokens(self, start: int, stop: int) -> Any:
         """Itself: the simulator's pools ask a prompt for keys, never for tokens."""

@@ -41,6 +41,10 @@ class Routing:
         }
         self._only = self._beginning[0] if len(self._beginning) == 1 and not self._decoding else None
 
+    @property
+    def has_boards(self) -> bool:
+        return bool(self._boards)
+
     @staticmethod
     def _board(replicas: Sequence[SimReplica], policy: str) -> Board | None:
         staged = any(isinstance(replica.unit, StagedUnit) for replica in replicas)

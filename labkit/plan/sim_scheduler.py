@@ -49,13 +49,15 @@ class SimScheduler(Scheduler):
     """
 
     def __init__(
-        self, config: SchedulerConfig, pool: KeyedPool | CountedPool, counts_work: bool = True, deferring: bool = False
-    ) -> None:
+        self, config: SchedulerConfig, pool: KeyedPool | CountedPool, counts_work: bool = True, deferring: bool = False,
+        late: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(config, pool)
         self.sim_pool = pool
         ledger = CountedLedger if isinstance(pool, CountedPool) else KeyedLedger
         self.ledger = ledger(pool, config.admission == "labkit", config.prefills_only)
-        self._watches_promises = counts_work or self.ledger.reserving
+        self._watches_promises = counts_work and not late or self.ledger.reserving
+        self._late: list[tuple[int, int, Job]] | None = [] if late and not self._watches_promises else None
         self.deferring, self.deferred = deferring, list[Request]()
         self.tick = 0
         """Steps planned so far in which requests decode uncounted."""
@@ -83,6 +85,8 @@ class SimScheduler(Scheduler):
         plan = SimPlan(num_decodes=self.num_counted)
         if self._outliving:
             self._expect_more()
+        if self._late:
+            self._catch_up(self._late)
         if self.num_counted:
             self._advance(1)
             plan.decode_context = self.context
@@ -245,6 +249,8 @@ class SimScheduler(Scheduler):
             job.is_promised = True
             self._promised[job.slot] += 1
         self._watch(job)
+        if self._late is not None:
+            self._expect_late(self._late, job)
 
     def _watch(self, job: Job) -> bool:
         """Look at it again when more happens to it than a token; False: it has ended."""
@@ -271,11 +277,23 @@ class SimScheduler(Scheduler):
             self.ledger.expect_block(job, computed + 1)
             self._watch(job)
 
+    def _catch_up(self, late: list[tuple[int, int, Job]]) -> None:
+        while late and late[0][0] < self.tick:
+            job = heappop(late)[2]
+            if job.slot >= 0:
+                self.ledger.expect_block(job, job.num_computed + self.tick - job.since + 1)
+                self._expect_late(late, job)
+
+    def _expect_late(self, late: list[tuple[int, int, Job]], job: Job) -> None:
+        if job.expected_tokens < job.final:
+            heappush(late, (job.since + job.expected_tokens - job.num_computed, job.order, job))
+
     def _leave(self, job: Job) -> None:
         """It has ended: what was counted for it is its own again."""
         self._takers[job.slot] -= 1
         self.num_counted -= 1
         self._bring_up_to_date(job)
+        job.slot = -1
         self.context -= job.num_computed
 
     def _bring_up_to_date(self, job: Job) -> None:
@@ -299,6 +317,8 @@ class SimScheduler(Scheduler):
         self._takers, self._promised = [0] * size, [0] * size
         self.num_counted = self.context = 0
         self._events, self._outliving = [], []
+        if self._late is not None:
+            self._late = []
 
     def _count_all(self) -> None:
         self._prefilling = [request for request in self.running if request.phase is PREFILL]
