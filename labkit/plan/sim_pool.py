@@ -73,7 +73,7 @@ class _Found(Sequence[int]):
 
 
 class CountedPool(BlockPool):
-    """Numbers alone. A segment is [blocks still cached, where]; those at the front of the queue are evicted first."""
+    """Numbers alone. A segment is [blocks still cached] of one request; those at the front of the queue are evicted first."""
 
     num_free = 0  # type: ignore[assignment]  # a plain number here: it is read several times a step
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
@@ -110,14 +110,12 @@ class CountedPool(BlockPool):
         self.num_free += count
         self._num_empty += count - full
         if full:
-            segment = [full, self]
+            held.segment = segment = [full]
             self._segments.append(segment)
-            if held.owner is not None:
-                held.owner.segment = segment
 
     def match(self, tokens: Any, max_blocks: int) -> Any:
-        segment = None if type(tokens) is range else tokens.segment
-        if segment is None or segment[1] is not self or not segment[0]:
+        segment = None if type(tokens) is range else tokens.blocks.segment
+        if segment is None or not segment[0]:
             return ()
         return _Found(segment, min(segment[0], max_blocks))
 
@@ -134,7 +132,7 @@ class CountedPool(BlockPool):
         self.allocate(count)
 
     def give(self, job: Job, count: int) -> None:
-        held: Held = cast(Any, job.blocks)
+        held: Any = job.blocks
         held.count += count
 
 
@@ -145,11 +143,12 @@ class CountedLedger(Ledger):
         full = num_computed // self.pool.block_size
         if full > request.num_published:
             request.num_published = full
-        cast(Any, request.blocks).full = request.num_published
+        held: Any = request.blocks
+        held.full = request.num_published
 
     def keep(self, request: Request) -> Kept:
         kept = super().keep(request)
-        request.blocks = cast(Any, Held(cast(Job, request)))
+        request.blocks = cast(Any, Held())
         return kept
 
 

@@ -19,7 +19,7 @@ from labkit.engine.plan import StepPlan
 from labkit.engine.request import FinishReason, Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
 from labkit.plan.sim_pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
-from labkit.plan.sim_request import Answer, Job
+from labkit.plan.sim_request import Job
 
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
 _by_order = attrgetter("order")
@@ -112,12 +112,13 @@ class SimScheduler(Scheduler):
     def _let_in(self, plan: SimPlan, budget: int) -> None:
         before = len(self.running)
         self._admit(plan, budget)
-        for request in self.running[before:]:
+        newcomers: list[Any] = self.running[before:]
+        for job in newcomers:
             self._order += 1
-            cast(Job, request).order = self._order
-            if request.phase is PREFILL:
-                self._prefilling.append(request)
-                plan.begun.append(cast(Job, request))
+            job.order = self._order
+            if job.phase is PREFILL:
+                self._prefilling.append(job)
+                plan.begun.append(job)
 
     @property
     def _num_seats(self) -> int:
@@ -140,16 +141,17 @@ class SimScheduler(Scheduler):
             self._count_all()
             return finished
         self.num_in_flight = 0
-        finished = self._end_chunks(plan) if plan.prefills else []
+        finished: list[Any] = self._end_chunks(plan) if plan.prefills else []
         events, tick = self._events, self.tick
         while events and events[0][0] <= tick:
             job = heappop(events)[2]
             if not self._watch(job):
                 finished.append(job)
                 self._leave(job)
-        for request in finished:
-            del self.running[bisect_left(self.running, cast(Job, request).order, key=_by_order)]
-            self._finish(request, FinishReason.LENGTH)
+        running: list[Any] = self.running
+        for job in finished:
+            del running[bisect_left(running, job.order, key=_by_order)]
+            self._finish(job, FinishReason.LENGTH)
         return finished
 
     def _end_chunks(self, plan: StepPlan) -> list[Request]:
@@ -157,15 +159,16 @@ class SimScheduler(Scheduler):
             request.in_flight -= 1
             self.ledger.publish(request, end)
         finished = []
-        for request in plan.sampled:
-            request.phase = DECODE
-            request.output.append(0)
-            if len(request.output) >= request.params.max_tokens:
-                finished.append(request)
+        sampled: list[Any] = plan.sampled
+        for job in sampled:
+            job.phase = DECODE
+            job.output.count += 1
+            if job.output.count >= job.params.max_tokens:
+                finished.append(job)
             elif self.config.prefills_only:
-                self._hand_over(request)
+                self._hand_over(job)
             else:
-                self._count(cast(Job, request))
+                self._count(job)
         self._prefilling = [request for request in self._prefilling if request.phase is PREFILL]
         return finished
 
@@ -299,9 +302,10 @@ class SimScheduler(Scheduler):
     def _bring_up_to_date(self, job: Job) -> None:
         num_steps = self.tick - job.since
         job.num_computed += num_steps
-        cast(Answer, job.output).count += num_steps
+        answer: Any = job.output
+        answer.count += num_steps
         job.since = self.tick
-        num_blocks = self.pool.blocks_for(job.num_computed) - len(job.blocks)
+        num_blocks = -(-job.num_computed // self.pool.block_size) - len(job.blocks)
         if job.is_promised:
             self._promised[job.slot] -= 1
             job.is_promised = False
