@@ -73,9 +73,9 @@ class _Found(Sequence[int]):
 
 
 class CountedPool(BlockPool):
-    """Numbers alone. A segment is [blocks still cached] of one request; those at the front of the queue are evicted first."""
+    """Numbers alone. A segment is [blocks still cached] of one request; those in front are evicted first."""
 
-    num_free = 0  # type: ignore[assignment]  # a plain number here: it is read several times a step
+    num_free = 0  # a plain number here: it is read several times a step
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
         self.num_blocks, self.block_size, self.prefix_cache = num_blocks, block_size, prefix_cache
         self._num_empty = num_blocks

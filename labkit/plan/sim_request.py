@@ -135,7 +135,8 @@ class Job(Request):
 
     @property
     def num_tokens(self) -> int:
-        return self.num_prompt + self.output.count  # type: ignore[attr-defined, operator, return-value]
+        answer: Any = self.output
+        return self.num_prompt + answer.count
 
     def tokens(self, start: int, stop: int) -> Any:
         """Itself: the simulator's pools ask a prompt for keys, never for tokens."""

@@ -85,7 +85,7 @@ class Routing:
 
 
 class Board:
-    """What replicas have to do, as columns; the work of one in a run falls with each step planned (see `Pace.begun`)."""
+    """What replicas have to do, as columns; in a run it falls with each step planned (see `Pace.begun`)."""
 
     def __init__(self, replicas: Sequence[SimReplica]) -> None:
         self.replicas = replicas

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.plan.sim_cost import DecodeTable, Pace, work_of
+from labkit.plan.sim_plan import SimPlan
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Job
-from labkit.plan.sim_scheduler import SimPlan, SimScheduler
+from labkit.plan.sim_scheduler import SimScheduler
 from labkit.plan.work import StepCost
 
 _OVER = Pace(1, 0.0)
@@ -23,8 +24,8 @@ class Unit:
     """Steps of `replicas`, all of them at once. jump: take runs of decode steps at once."""
 
     def __init__(
-        self, replicas: Sequence[SimReplica], cost: StepCost, table: DecodeTable, *, window: int = 0, ahead: bool = False,
-        jump: bool = True,
+        self, replicas: Sequence[SimReplica], cost: StepCost, table: DecodeTable, *, window: int = 0,
+        ahead: bool = False, jump: bool = True,
     ) -> None:  # fmt: skip
         self.replicas, self.cost, self.window, self.ahead, self.jump = tuple(replicas), cost, window, ahead, jump
         self._table = table
