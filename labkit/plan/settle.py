@@ -14,7 +14,7 @@ from labkit.layout import AnyLayout, Layout
 from labkit.layout.choices import simplicity
 from labkit.plan.candidates import Candidate
 from labkit.plan.case import Case
-from labkit.plan.choose import allowed, lowered, smallest
+from labkit.plan.choose import allowed, lowered, pcp_has_its_job, smallest
 from labkit.plan.diagnose import Diagnosis
 from labkit.plan.findings import NONE, NOT_MEASURED
 from labkit.plan.limits import INTERFERENCE, Limit, limit_of
@@ -185,7 +185,7 @@ def _with_settings(
 ) -> Candidate | None:
     """A layout of fewer GPUs, by the same rules of placement, that does with another setting."""
     case, have = asked.case, asked.base.num_gpus
-    fewer = [one for one in table if one.outcomes and not one.does]
+    fewer = [one for one in table if one.outcomes and not one.does and pcp_has_its_job(table, one)]
     if pure is not None:
         most = max(pure.num_gpus, have)
         fewer = [one for one in fewer if max(one.num_gpus, have) < most and one in allowed(case, [pure, one])]

@@ -276,7 +276,8 @@ def _smallest(path: Path) -> Question:
     doing = [str(one.layout) for one in fewer if one.does]
     told = f"Of {len(fewer)} legal layouts on fewer GPUs none meets every wish"
     if doing:
-        told = f"On fewer GPUs {', '.join(doing[:3])} would do, by another way to hold the model than {path.base.layout}"
+        names = ", ".join(doing[:3])
+        told = f"On fewer GPUs {names} would do, by another way to hold the model than {path.base.layout}"
         figures["fewer_doing"] = len(doing)
     ttft = chosen.figure("ttft", path.case.objective.percentile)
     tpot = chosen.figure("tpot", path.case.objective.percentile)
