@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 from labkit.layout import Layout, kv_bytes_per_token, require_legal
 from labkit.model.shapes import DTYPE_BYTES, ModelSpec
-from labkit.plan.engine_cost import EngineConstants, axis_seconds, engine_constants, work_seconds
+from labkit.plan.engine_cost import (
+    EngineConstants,
+    axis_seconds,
+    engine_constants,
+    launch_seconds,
+    not_shorter,
+    work_seconds,
+)
 from labkit.plan.hardware import Hardware
 from labkit.plan.stage_shape import StageShape, stage_shapes
 from labkit.plan.work import EngineSettings, StepCost, StepWork
@@ -33,9 +40,10 @@ def kv_number_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
 
 def step_cost(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str = "vllm",
-    skew: float = EXPERT_SKEW,
+    skew: float = EXPERT_SKEW, version: str = "",
 ) -> StepCost:  # fmt: skip
-    """The cost of a replica's steps. `skew`: the busiest expert rank's load over the mean's, at least 1.
+    """The cost of a replica's steps. `skew`: the busiest expert rank's load over the mean's beyond what uniform routing
+    gives, at least 1. `version`: of the engine, where its rows were measured.
 
     Raises LayoutError when the model does not allow the layout, ValueError when there are too few GPUs.
     """
@@ -44,7 +52,7 @@ def step_cost(
         raise ValueError(f"{layout} needs {layout.world_size} GPUs, and {hardware.name} has {hardware.num_gpus}.")
     if skew < 1:
         raise ValueError(f"skew is {skew}; the busiest rank has at least the mean's load: give 1 or more.")
-    constants = engine_constants(engine)
+    constants = engine_constants(engine, spec, version)
     number_bytes = kv_number_bytes(spec, settings)
     shapes = stage_shapes(layout, spec, hardware, number_bytes, engine != "labkit")
     handoff = sum(
@@ -79,7 +87,10 @@ class RooflineCost:
     def _stage(self, shape: StageShape, work: StepWork) -> float:
         found = work_seconds(shape, self.constants, self.bandwidth, work)
         crossing = sum(axis_seconds(axis, self.constants, work) for axis in shape.axes)
-        return sum(found) + (self._skew(shape) - 1) * found[1] + crossing
+        busy = sum(found) + (self._skew(shape) - 1) * found[1] + crossing
+        if not work.prefill_tokens:
+            return busy
+        return not_shorter(busy, launch_seconds(shape, self.constants), work)
 
     def _skew(self, shape: StageShape) -> float:
         return self.skew if shape.expert_spread > 1 else 1.0
@@ -92,6 +103,7 @@ class RooflineCost:
             found["experts"] *= self._skew(shape)
             for axis in shape.axes:
                 found[axis.axis] = axis_seconds(axis, self.constants, work)
+            found["overhead"] += self._stage(shape, work) - sum(found.values())  # waiting for launches
             for part, seconds in found.items():
                 total[part] = total.get(part, 0.0) + seconds
         return {part: seconds for part, seconds in total.items() if seconds}
