@@ -7,7 +7,9 @@ attention-DP all replicas step together, so the experts see everybody's tokens; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from labkit.layout import Layout, kv_bytes_per_token, require_legal
 from labkit.model.shapes import DTYPE_BYTES, ModelSpec
@@ -21,6 +23,7 @@ from labkit.plan.engine_cost import (
 )
 from labkit.plan.hardware import Hardware
 from labkit.plan.stage_shape import StageShape, stage_shapes
+from labkit.plan.stage_time import stage_time
 from labkit.plan.work import EngineSettings, StepCost, StepWork
 
 PARTS = ("matrices", "experts", "attention", "kv", "head", "elementwise", "overhead")
@@ -78,24 +81,21 @@ class RooflineCost:
     handoff_token_s: float
     handoff_latency_s: float
 
+    @cached_property
+    def _stages(self) -> list[Callable[[StepWork], float]]:
+        return [stage_time(shape, self.constants, self.bandwidth, self._skew(shape)) for shape in self.shapes]
+
     def seconds(self, work: StepWork) -> float:
-        return self.constants.step_s + sum(self._stage(shape, work) for shape in self.shapes)
+        return self.constants.step_s + sum(stage(work) for stage in self._stages)
 
     def interval(self, work: StepWork) -> float:
-        return self.constants.step_s + max(self._stage(shape, work) for shape in self.shapes)
-
-    def _stage(self, shape: StageShape, work: StepWork) -> float:
-        found = work_seconds(shape, self.constants, self.bandwidth, work)
-        crossing = sum(axis_seconds(axis, self.constants, work) for axis in shape.axes)
-        busy = sum(found) + (self._skew(shape) - 1) * found[1] + crossing
-        if not work.prefill_tokens:
-            return busy
-        return not_shorter(busy, launch_seconds(shape, self.constants), work)
+        return self.constants.step_s + max(stage(work) for stage in self._stages)
 
     def _skew(self, shape: StageShape) -> float:
         return self.skew if shape.expert_spread > 1 else 1.0
 
     def parts(self, work: StepWork) -> dict[str, float]:
+        """Waiting for the host's launches counts as overhead."""
         total = dict.fromkeys(PARTS, 0.0)
         total["overhead"] = self.constants.step_s
         for shape in self.shapes:
@@ -103,7 +103,9 @@ class RooflineCost:
             found["experts"] *= self._skew(shape)
             for axis in shape.axes:
                 found[axis.axis] = axis_seconds(axis, self.constants, work)
-            found["overhead"] += self._stage(shape, work) - sum(found.values())  # waiting for launches
+            busy = sum(found.values())
+            if work.prefill_tokens:
+                found["overhead"] += not_shorter(busy, launch_seconds(shape, self.constants), work) - busy
             for part, seconds in found.items():
                 total[part] = total.get(part, 0.0) + seconds
         return {part: seconds for part, seconds in total.items() if seconds}

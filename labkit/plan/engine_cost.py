@@ -49,12 +49,14 @@ class EngineConstants:
     layer_s: float
     """Launches and small kernels of a layer."""
     expert_layer_s: float
-    """More of them in a layer with experts, and with latent attention."""
+    """More of them in a layer with experts, with latent attention, with linear attention."""
     latent_layer_s: float
+    linear_layer_s: float
     prefill_layer_s: float
     """Host time of a layer's launches where no CUDA graph replays them: steps with prompt tokens."""
     prefill_expert_layer_s: float
     prefill_latent_layer_s: float
+    prefill_linear_layer_s: float
     sequence_s: float
     """Host work of one sequence in a step."""
     reduce_s: float
@@ -95,7 +97,7 @@ def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any) -> tuple[Any, ..
     elementwise = c.hidden_passes * shape.hidden_bytes * tokens / bandwidth
     overhead = (
         c.layer_s * shape.layers + c.expert_layer_s * shape.moe_layers + c.latent_layer_s * shape.latent_layers
-        + c.sequence_s * (work.decodes + work.prefill_seqs)
+        + c.linear_layer_s * shape.linear_layers + c.sequence_s * (work.decodes + work.prefill_seqs)
     )  # fmt: skip
     return matrices, experts, attention, kv, head, elementwise, overhead
 
@@ -121,7 +123,7 @@ def launch_seconds(shape: Any, c: Any) -> Any:
     """Host time of the launches of a step with prompt tokens."""
     return (
         c.prefill_layer_s * shape.layers + c.prefill_expert_layer_s * shape.moe_layers
-        + c.prefill_latent_layer_s * shape.latent_layers
+        + c.prefill_latent_layer_s * shape.latent_layers + c.prefill_linear_layer_s * shape.linear_layers
     )  # fmt: skip
 
 

@@ -30,20 +30,22 @@ PRIORS: dict[str, tuple[float, float, dict[str, float]]] = {
     "expert_efficiency": (0.8, 0.2, {"engine": 0.1, "experts": 0.2}),
     "kv_efficiency": (0.8, 0.15, {"engine": 0.1, "latent": 0.2}),
     "matrix_efficiency": (0.62, 0.1, {"engine": 0.08, "bits": 0.1}),
-    "expert_matrix_efficiency": (0.3, 0.3, {"engine": 0.15, "experts": 0.3}),
+    "expert_matrix_efficiency": (0.25, 0.3, {"engine": 0.1, "experts": 0.2}),
     "attention_efficiency": (0.55, 0.2, {"engine": 0.1}),
     "corner": (3.0, 0.15, {}),
     "hidden_passes": (12.0, 0.3, {"engine": 0.1}),
-    "step_s": (6e-4, 0.5, {"engine": 0.4, "version": 0.4}),
-    "layer_s": (3e-5, 0.3, {"engine": 0.3}),
+    "step_s": (3e-4, 0.4, {"engine": 0.4, "version": 0.3}),
+    "layer_s": (3.5e-5, 0.3, {"engine": 0.3}),
     "expert_layer_s": (3e-5, 0.5, {"engine": 0.3, "experts": 0.3}),
-    "latent_layer_s": (2e-5, 0.7, {"engine": 0.3}),
+    "latent_layer_s": (1e-5, 0.7, {"engine": 0.3}),
+    "linear_layer_s": (4e-5, 0.7, {}),
     "prefill_layer_s": (2e-4, 0.7, {"engine": 0.4}),
-    "prefill_expert_layer_s": (8e-4, 0.7, {"engine": 0.5, "version": 0.3}),
-    "prefill_latent_layer_s": (5e-4, 1.0, {"engine": 0.4}),
+    "prefill_expert_layer_s": (8e-4, 0.5, {"engine": 0.5, "version": 0.15}),
+    "prefill_latent_layer_s": (1e-3, 0.7, {"engine": 0.4}),
+    "prefill_linear_layer_s": (1e-3, 0.7, {}),
     "sequence_s": (1.2e-5, 0.4, {"engine": 0.4}),
     "reduce_s": (7e-6, 0.3, {"engine": 0.3}),
-    "request_s": (1.5e-2, 0.4, {"engine": 0.4, "version": 0.4}),
+    "request_s": (2e-2, 0.5, {"engine": 0.8, "version": 0.3}),
     "request_token_s": (2e-6, 0.5, {"engine": 0.4}),
     "queue_share": (0.4, 0.3, {}),
     "clump_share": (0.4, 0.3, {}),
@@ -54,7 +56,7 @@ NAMES = tuple(PRIORS)
 ROUND_S = 0.07
 """Below this relative error a row's pull is quadratic, above it constant."""
 TTFT_WEIGHT = 0.5
-ROW_WEIGHT = 4.0
+ROW_WEIGHT = 1.2
 """Of a row's absolute log error against the priors."""
 _MIXED = {"sglang": 0.0}
 

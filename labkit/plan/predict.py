@@ -91,6 +91,7 @@ def _capacity(
 def _loop(
     cost: StepCost, layout: Layout, spec: ModelSpec, settings: EngineSettings, engine: str, prompt: float,
     output: float, requests: float, rounds: int, version: str, wait_steps: float = 0.0,
+    exact_lengths: bool = False,
 ) -> Loop:  # fmt: skip
     constants = engine_constants(engine, spec, version)
     return closed_loop(
@@ -98,17 +99,18 @@ def _loop(
         budget=settings.max_num_batched_tokens, window=spec.sliding_window or _NO_WINDOW,
         request_s=constants.request_s + constants.request_token_s * prompt, queue_share=constants.queue_share,
         mixed=0.0 if engine == "sglang" else 1.0, burst_share=1 / rounds if rounds else 0.0,
-        wait_steps=wait_steps,
+        wait_steps=wait_steps, clump_share=constants.clump_share if exact_lengths else 0.0,
     )  # fmt: skip
 
 
 def predict_closed(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, *, prompt_tokens: float,
     output_tokens: float, concurrency: float, engine: str = "vllm", rounds: int = 0, cost: StepCost | None = None,
-    version: str = "", wait_steps: float = 0.0,
+    version: str = "", wait_steps: float = 0.0, exact_lengths: bool = False,
 ) -> Prediction:  # fmt: skip
     """A closed loop of `concurrency` requests over all replicas. `rounds`: requests a client sends after starting with
-    all others at once, as benchmarks do; 0: the steady state. `cost`: instead of the fitted one.
+    all others at once, as benchmarks do; 0: the steady state. `cost`: instead of the fitted one. `version`: of the
+    engine, where its rows were measured. `exact_lengths`: all answers are equally long.
 
     Raises ValueError when the model does not fit, LayoutError when it does not allow the layout.
     """
@@ -117,7 +119,10 @@ def predict_closed(
     room = _capacity(layout, spec, hardware, settings, engine, prompt_tokens, output_tokens)
     each = concurrency / layout.dp
     held = min(each, room)
-    loop = _loop(cost, layout, spec, settings, engine, prompt_tokens, output_tokens, held, rounds, version, wait_steps)
+    loop = _loop(
+        cost, layout, spec, settings, engine, prompt_tokens, output_tokens, held, rounds, version, wait_steps,
+        exact_lengths,
+    )  # fmt: skip
     life = loop.ttft_s + (output_tokens - 1) * loop.tpot_s
     waiting = max(0.0, each / held - 1) * life
     rate = layout.dp * held / life

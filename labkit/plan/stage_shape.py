@@ -81,6 +81,8 @@ class StageShape:
     window_context_bytes: float
     state_bytes: float
     """Read and written for each decoding sequence in layers of linear attention."""
+    linear_layers: float
+    """Layers of linear attention, which keep a state."""
     latent_layers: float
     """Layers of latent attention (MLA), which take more kernels."""
     attention_rate: float
@@ -163,6 +165,7 @@ def _stage(
         pair_flops=per_pair * full, window_pair_flops=per_pair * (len(attending) - full),
         context_bytes=cached * full, window_context_bytes=cached * (len(attending) - full),
         state_bytes=state * (len(mine) - len(attending)), latent_layers=float(len(mine) if spec.mla else 0),
+        linear_layers=float(len(mine) - len(attending)),
         attention_rate=device.rate(16).value, hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
         prefill_share=1 / layout.pcp, axes=tuple(_axes(layout, spec, hardware, stage, engine_traffic)),
     )  # fmt: skip

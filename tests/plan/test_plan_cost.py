@@ -134,3 +134,12 @@ def test_a_closed_loop_of_one_is_prefill_and_decodes() -> None:
     life = many.ttft_s + 100 * many.tpot_s
     assert many.tpot_s == pytest.approx(0.01 + 7 * 0.1 * (1 - many.ttft_s / life) / 100, rel=0.02)
     assert many.ttft_s > loop.ttft_s
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"), [("llama-3.1-70b", "tp8"), ("deepseek-v3", "dp2xtp4xep8"), ("gpt-oss-120b", "pp2xtp2")]
+)
+def test_the_quick_form_is_the_readable_one(model: str, layout: str) -> None:
+    found = cost(layout, model, gpus="8xh200")
+    for work in (decode(1, 10), decode(48, 3000), prefill(700), prefill_work(2048, 1, 2, 128, 16, 1000), StepWork()):
+        assert found.seconds(work) == pytest.approx(sum(found.parts(work).values()), rel=1e-9)
