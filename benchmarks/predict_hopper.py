@@ -89,7 +89,7 @@ def kv_steps(file: Path) -> str:
             f"{at.ttft_s:.2f}",
         ])  # fmt: skip
     right = sum(row[-2] == "yes" for row in rows)
-    head = ["model", "GPU", "engine", "layout", "tokens", "steps", "jump", "KV full (predicted)", "same", "TTFT there, s"]
+    head = ["model", "GPU", "engine", "layout", "tokens", "steps", "jump", "KV full, predicted", "same", "TTFT, s"]
     return f"{right} of {len(rows)} series.\n\n{table(head, rows)}"
 
 
@@ -121,8 +121,9 @@ def document(file: Path) -> str:
     parts = [
         "# What the planner predicts, and by how much it errs",
         "<!-- written by benchmarks/predict_hopper.py; run it again rather than edit this -->",
-        f"Measured: TTFT and TPOT of vLLM, SGLang and TensorRT-LLM on H100 and H200 (`{file.name}`, {len(samples)} rows "
-        "compared). Each model is predicted by a fit that has seen no row of it, in no factor. Errors are relative to "
+        f"Measured: TTFT and TPOT of vLLM, SGLang and TensorRT-LLM on H100 and H200 (`{file.name}`, {len(samples)} "
+        "rows compared). Each model is predicted by a fit that has seen no row of it, in no factor. Errors are "
+        "relative to "
         "what was measured; a positive bias predicts too slow. The spreads of the fit's priors were chosen with these "
         "errors in view.",
         "## All rows", overall(errors, fitted),
@@ -139,8 +140,8 @@ def document(file: Path) -> str:
         "## Rows that are not compared",
         table(["rule", "what it drops", "rows"], [[name, said, dropped[name]] for name, said in RULES.items()]),
         "## Where KV fills",
-        "Series whose TTFT exceeds three times the step before while TPOT is flat, or in which the planner says that KV is "
-        "full. A jump where the planner sees room is another queue than KV's: " + kv_steps(file),
+        "Series whose TTFT exceeds three times the step before while TPOT is flat, or in which the planner says that "
+        "KV is full. A jump where the planner sees room is another queue than KV's: " + kv_steps(file),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 

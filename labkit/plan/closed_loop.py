@@ -78,9 +78,9 @@ def closed_loop(
     """`requests`: in flight on a replica. `budget`: tokens of a step. `window`: the model's sliding window (or a number
     above every context). `mixed`: 1 where chunks ride with decodes, 0 where prompts run alone. `burst_share`: of the
     requests that start together (1 ÷ rounds of a benchmark that starts all its clients at once). `wait_steps`: for how
-    many steps an engine holds a prompt back for others to join it (TensorRT-LLM's batch_wait_timeout_iters). `clump_share`: where all
-    answers are equally long, prompts that were taken together end and come back together: how much of the largest
-    possible batch they keep, 0 where lengths vary."""
+    many steps an engine holds a prompt back for others to join it (TensorRT-LLM's batch_wait_timeout_iters).
+    `clump_share`: where all answers are equally long, prompts that were taken together end and come back together: how
+    much of the largest possible batch they keep, 0 where lengths vary."""
     context = prompt + output / 2
     chunks = -(-prompt // larger(budget - mixed * requests, budget / 8))
     most = larger(smaller(requests * 1.0, budget / prompt) // 1, 1.0)

@@ -52,8 +52,8 @@ def engines_toml(fitter: Fitter, x: Any, left_out: tuple[Any, Any]) -> str:
             lines.append(f"{name} = {{ {given}, residual = {error:.3f} }}")
         elif abs(log_value) > 5e-4:
             factors.setdefault((kind, value), []).append(f"{name} = {np.exp(log_value):.4f}")
-    for (kind, value), given in sorted(factors.items()):
-        lines += ["", f'[factors.{kind}."{value}"]', *given]
+    for (kind, value), each in sorted(factors.items()):
+        lines += ["", f'[factors.{kind}."{value}"]', *each]
     return "\n".join([*lines, *_bands(samples, *left_out)]) + "\n"
 
 

@@ -207,8 +207,8 @@ def _arrays(rows: Sequence[Row]) -> tuple[Any, Any]:
     for at, each in enumerate(shapes):
         for axis in each.axes:
             for name in sums:
-                limit = name == "small_limit_s"
-                sums[name][at] = max(sums[name][at], axis.small_limit_s) if limit else sums[name][at] + getattr(axis, name)
+                more = getattr(axis, name)
+                sums[name][at] = max(sums[name][at], more) if name == "small_limit_s" else sums[name][at] + more
     return shape, SimpleNamespace(**sums)
 
 

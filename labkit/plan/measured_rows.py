@@ -1,8 +1,8 @@
 """Rows of measured servings (the columns of InferenceX as aiconfigurator ships them) as layouts, models and settings.
 
-What a row does not say is taken from how its benchmark is run: InferenceX starts its clients at once, sends ten requests
-each, and draws lengths from 0.8 to 1 of the ones named; its servers' settings stand in its public scripts. Rows of other
-sources are taken at their word: exact lengths, ten rounds.
+What a row does not say is taken from how its benchmark is run: InferenceX starts its clients at once, sends ten
+requests each, and draws lengths from 0.8 to 1 of the ones named; its servers' settings stand in its public scripts.
+Rows of other sources are taken at their word: exact lengths, ten rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from labkit.plan.hardware import Hardware, load_hardware
 from labkit.plan.work import EngineSettings
 
 COLUMNS = (
-    "model_path", "system", "backend", "backend_version", "precision", "isl", "osl", "concurrency", "tp_size", "pp_size",
-    "attention_dp_size", "moe_tp_size", "moe_ep_size",
+    "model_path", "system", "backend", "backend_version", "precision", "isl", "osl", "concurrency", "tp_size",
+    "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size",
 )  # fmt: skip
 """Columns that a prediction needs; others are handed through."""
 MODELS = {

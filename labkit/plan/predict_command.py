@@ -13,7 +13,7 @@ from labkit.plan.shell import sentences
 
 def predict(
     rows: Annotated[Path, typer.Argument(help="A CSV with the columns of measured/serving_hopper.csv.")],
-    out: Annotated[Path, typer.Option(help="Where the rows go, with ttft_ms, tpot_ms, kv_full, source, bands, refused.")],
+    out: Annotated[Path, typer.Option(help="With ttft_ms, tpot_ms, kv_full, source, band_*, refused.")],
     as_json: Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")] = False,
 ) -> None:
     """Predict TTFT and TPOT of each row; one that cannot be predicted says why in `refused`."""

@@ -17,12 +17,13 @@ from labkit.plan.stage_shape import stage_shapes
 RULES = {
     "contradiction": "more GPUs than the node has, or experts and attention that count different GPUs",
     "repeated": "a setting that an earlier row measured (DeepSeek-R1 and V3 are one model)",
-    "KV full": "from the concurrency on at which TTFT exceeds three times the step before while TPOT rises by less than "
-    "three quarters of what concurrency does, and rows whose TTFT is more than half of the request's life",
+    "KV full": "from the concurrency on at which TTFT exceeds three times the step before while TPOT rises by less "
+    "than three quarters of what concurrency does, and rows whose TTFT is more than half of the request's life",
     "beats the roofline": "every row of a set (model, GPU, engine, version) in which a TPOT is below the datasheet's "
     "roofline of its work: prompts were found in a cache",
-    "TPOT falls with load": "every row of a set in which, of all pairs of rows of a layout with twice the concurrency or "
-    "more and a roofline that is a quarter higher, most have no higher TPOT: a step that the host alone decides (no CUDA graphs)",
+    "TPOT falls with load": "every row of a set in which, of all pairs of rows of a layout with twice the concurrency "
+    "or more and a roofline that is a quarter higher, most have no higher TPOT: a step that the host alone decides (no "
+    "CUDA graphs)",
     "TTFT falls with load": "the TTFT (not the TPOT) of a set in which most steps up in concurrency of a series lower "
     "it: a queue for something else than compute",
 }
@@ -60,7 +61,8 @@ def load_rows(file: Path) -> tuple[list[Sample], Counter[str]]:
 
 def series_key(row: Row) -> tuple[object, ...]:
     """Everything but the concurrency."""
-    return row.model, row.hardware.device.name, row.engine, row.version, row.precision, row.layout, row.prompt, row.output
+    gpu = row.hardware.device.name
+    return row.model, gpu, row.engine, row.version, row.precision, row.layout, row.prompt, row.output
 
 
 def series_of(samples: Iterable[Sample]) -> list[list[Sample]]:

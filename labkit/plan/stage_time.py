@@ -1,7 +1,7 @@
 """One stage's time with everything multiplied out beforehand: what a simulator asks a million times.
 
-The same figures as `labkit.plan.engine_cost.work_seconds` and its neighbours, which stay the readable form; a test holds
-them together.
+The same figures as `labkit.plan.engine_cost.work_seconds` and its neighbours, which stay the readable form; a test
+holds them together.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.layout import Layout, LayoutError
 from labkit.model.spec import load_spec
-from labkit.plan.closed_loop import prefill_work, closed_loop, decode_work
+from labkit.plan.closed_loop import closed_loop, decode_work, prefill_work
 from labkit.plan.cost import RooflineCost, step_cost
 from labkit.plan.hardware import load_hardware
 from labkit.plan.work import EngineSettings, StepWork
