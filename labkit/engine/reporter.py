@@ -142,7 +142,7 @@ def _query_keys(flight: Flight, slug: str) -> list[int]:
     return [sum(of_rank) for of_rank in zip(*loads, strict=True)]
 
 
-def _attended(plan: StepPlan) -> dict[str, int]:
+def _attended(plan: StepPlan) -> dict[str, Any]:
     """A chunk's own numbers are final when it is planned, unlike those of its request."""
     chunks = list(zip(plan.ends, plan.chunks, strict=True))
     return {
