@@ -20,6 +20,9 @@ from typing import Any
 import msgspec
 
 from labkit.lab.calibrate_load import Phase, phases
+from labkit.lab.calibrate_quiet import Others
+from labkit.lab.plan import new_run_id
+from labkit.layout import Layout
 from labkit.load.driver import DriverProcess
 from labkit.load.spec import RunSpec
 from labkit.load.target import Target
@@ -36,16 +39,17 @@ _START_S = 120.0
 class Measured:
     """What the designed load of one layout left: its steps, and the requests as the client saw them."""
 
-    layout: str
+    layout: Layout
     steps: list[StepRecord] = field(default_factory=list)
-    requests: dict[str, list[RequestRecord]] = field(default_factory=dict)
-    """By phase."""
+    requests: list[RequestRecord] = field(default_factory=list)
+    lone: list[RequestRecord] = field(default_factory=list)
+    """Of those, the ones that had the server to themselves."""
     took_s: float = 0.0
 
 
 @contextlib.contextmanager
-def private_server(**serve: Any) -> Iterator[ServerClient]:
-    """A lab server that nobody else finds, ready; ended, with its folders, however the block ends."""
+def private_server(**serve: Any) -> Iterator[tuple[ServerClient, int]]:
+    """A lab server that nobody else finds, ready, and its process; ended, with its folders, however the block ends."""
     from labkit.server.discovery import start_detached
 
     folder = Path(tempfile.mkdtemp(prefix="labkit-calibrate-"))
@@ -55,9 +59,10 @@ def private_server(**serve: Any) -> Iterator[ServerClient]:
         for name in ("LABKIT_RUNTIME", "LABKIT_HOME"):
             (folder / name.lower()).mkdir(mode=0o700)
             env[name] = str(folder / name.lower())
-        client = start_detached(serve, {**env, "LABKIT_LINGER_S": "60"}, folder / "server.log").client()
+        found = start_detached(serve, {**env, "LABKIT_LINGER_S": "60"}, folder / "server.log")
+        client = found.client()
         _wait_ready(client)
-        yield client
+        yield client, found.pid
     finally:
         if client is not None:
             _end(client)
@@ -89,15 +94,14 @@ def _end(client: ServerClient) -> None:
 def measure_layout(
     client: ServerClient,
     driver: DriverProcess,
-    layout: str,
+    layout: Layout,
     *,
-    num_replicas: int = 1,
     effort: float = 1.0,
     on_progress: OnProgress | None = None,
 ) -> Measured:
     """Switch to `layout` and run its designed load. Raises ServerError, DriverError."""
     found, began = Measured(layout), time.monotonic()
-    run_id = f"calibrate-{layout.replace('+', '.').replace('=', '')}-{os.getpid()}"
+    run_id = new_run_id(f"calibrate-{layout.slug}")
     lock = threading.Lock()
 
     def on_event(event: dict[str, Any]) -> None:
@@ -106,16 +110,18 @@ def measure_layout(
                 found.steps += msgspec.convert(event["steps"], list[StepRecord])
 
     with (
-        client.lease(run_id, purpose=f"a calibration of {layout}", layout=layout, settings={}) as lease,
+        client.lease(run_id, purpose=f"a calibration of {layout}", layout=layout.slug, settings={}) as lease,
         client.events(on_event, ("steps",), run_id=run_id),
     ):
         state = client.state()
-        work = phases(state["max_model_len"], num_replicas, effort)
+        work = phases(state["max_model_len"], layout.dp, effort)
         for at, phase in enumerate(work):
             if on_progress is not None:
                 on_progress(f"{layout}: {phase.name}", at / len(work))
             spec = _spec(client, state, run_id, phase, seed=at)
-            found.requests[phase.name] = driver.run(spec, timeout_s=300.0).records
+            records = driver.run(spec, timeout_s=300.0).records
+            found.requests += records
+            found.lone += records if phase.lone else []
             lease.check()
         time.sleep(_SETTLE_S)  # steps are told in batches of a tenth of a second
     found.steps.sort(key=lambda step: step.start_ns)
@@ -126,7 +132,7 @@ def measure_layout(
 def _spec(client: ServerClient, state: dict[str, Any], run_id: str, phase: Phase, seed: int) -> RunSpec:
     return RunSpec(
         target=Target(url=client.url, token=client.token, model=state["model"], labkit=True),
-        run_id=f"{run_id}-{seed}" if False else run_id,
+        run_id=run_id,
         workload=phase.workload,
         num_requests=phase.num_requests,
         concurrency=phase.concurrency,
@@ -137,25 +143,22 @@ def _spec(client: ServerClient, state: dict[str, Any], run_id: str, phase: Phase
 
 
 def measure_layouts(
-    layouts: Sequence[str],
-    replicas: Sequence[int],
+    layouts: Sequence[Layout],
     *,
     effort: float = 1.0,
     on_progress: OnProgress | None = None,
     **serve: Any,
 ) -> tuple[list[Measured], dict[str, Any]]:
-    """Each layout in turn on one server of warm ranks; and the server's state at the end."""
-    with private_server(**serve) as client, DriverProcess() as driver:
+    """Each layout in turn on one server of warm ranks; and what the server says of itself, with `others` (see
+    `labkit.lab.calibrate_quiet`) beside it: the share of the cores that others had meanwhile."""
+    with private_server(**serve) as (client, pid), DriverProcess() as driver:
         driver.warm()
+        meter = Others([pid, driver.pid or os.getpid(), os.getpid()])
         done = []
-        for at, (layout, num_replicas) in enumerate(zip(layouts, replicas, strict=True)):
+        for at, layout in enumerate(layouts):
             report = _within(on_progress, at, len(layouts))
-            done.append(
-                measure_layout(
-                    client, driver, layout, num_replicas=num_replicas, effort=effort, on_progress=report
-                )
-            )
-        return done, client.state()
+            done.append(measure_layout(client, driver, layout, effort=effort, on_progress=report))
+        return done, {**client.state(), "others": meter.share()}
 
 
 def _within(on_progress: OnProgress | None, at: int, total: int) -> OnProgress | None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from labkit.load.lengths import Lengths
 from labkit.load.workload import Arrival, Part, Workload
 
-PREFILLS = (24, 48, 96, 160, 256, 384, 512, 800, 1400)
+PREFILLS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1280)
 """Prompt lengths of lone prefills; beyond the token budget of a step they come in chunks over a context."""
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
-CONTEXTS = (32, 480)
-"""Prompt lengths of the decoding bursts."""
-DECODED_TOKENS = 20
-MIXED_CONCURRENCY = (2, 4, 8)
+BATCHES = {24: (1, 2, 3, 4, 6, 8, 12, 16), 320: (2, 8), 1000: (1,)}
+"""By prompt length, the sizes of decoding bursts."""
+DECODED_TOKENS = 32
+MIXED_CONCURRENCY = (3, 6)
+_MIXED_REQUESTS = 14
 
 
 @dataclass(frozen=True)
@@ -30,37 +30,38 @@ class Phase:
     workload: Workload
     num_requests: int
     concurrency: int = 0
+    lone: bool = False
+    """Each request has the server to itself."""
 
 
 def phases(longest: int, num_replicas: int = 1, effort: float = 1.0) -> list[Phase]:
     """The load of one layout. longest: tokens of prompt and answer that the model takes. effort: multiplies how often.
 
-    With several replicas every batch is asked of each of them: alone, and (a burst of twice as many) all at once.
+    With several replicas the lone requests keep all but one idle, and the others ask a batch of each at once.
     """
     fits = [length for length in PREFILLS if length + DECODED_TOKENS <= longest] or [max(1, longest // 2)]
-    contexts = [length for length in CONTEXTS if length + 2 * DECODED_TOKENS <= longest] or [max(1, longest // 4)]
-    found = [_prefills(fits, max(1, round(3 * effort)))]
-    sizes = BATCHES if effort >= 1 else BATCHES[:: max(1, round(1 / effort))]
-    for context in contexts:
-        found += [_decodes(size, context) for size in _sizes(sizes, num_replicas) if size * context < 6000]
-    each = max(6, round(16 * effort))
-    return found + [_mixed(concurrency * num_replicas, each * num_replicas, longest) for concurrency in
-                    (MIXED_CONCURRENCY if effort >= 1 else MIXED_CONCURRENCY[:1])]  # fmt: skip
+    found = [_prefills(length, max(1, round(2 * effort))) for length in fits]
+    found += [_decodes(1, min(64, longest // 4))] * (num_replicas > 1)
+    for context, sizes in BATCHES.items():
+        if context + DECODED_TOKENS <= longest:
+            found += [_decodes(size * num_replicas, context) for size in _fewer(sizes, effort)]
+    each = max(6, round(_MIXED_REQUESTS * effort)) * num_replicas
+    found += [_mixed(most * num_replicas, each, longest) for most in _fewer(MIXED_CONCURRENCY, effort)]
+    return found
 
 
-def _sizes(sizes: Sequence[int], num_replicas: int) -> list[int]:
-    """1 keeps the other replicas idle."""
-    return sorted({1, *(size * num_replicas for size in sizes)}) if num_replicas > 1 else list(sizes)
+def _fewer(sizes: Sequence[int], effort: float) -> Sequence[int]:
+    return sizes if effort >= 1 else sizes[:: max(1, round(1 / effort))]
 
 
 def _workload(name: str, prompt: Lengths, output: Lengths, process: str = "burst") -> Workload:
     return Workload(name=name, title=name, parts=(Part(prompt, output),), arrival=Arrival(process))
 
 
-def _prefills(lengths: Sequence[int], times: int) -> Phase:
-    """Answers of four tokens: a lone prompt's first token, and decodes of one."""
-    workload = _workload("calibrate-prefill", Lengths("choice", choices=tuple(lengths)), Lengths("constant", tokens=4))
-    return Phase("prefills, one at a time", workload, len(lengths) * times, concurrency=1)
+def _prefills(length: int, times: int) -> Phase:
+    """Answers of a few tokens: a lone prompt's first token, and decodes of one."""
+    workload = _workload("calibrate-prefill", Lengths("constant", tokens=length), Lengths("constant", tokens=6))
+    return Phase(f"prompts of {length} tokens, one at a time", workload, times, concurrency=1, lone=True)
 
 
 def _decodes(size: int, context: int) -> Phase:

@@ -1,26 +1,23 @@
-"""A calibration: what steps cost on one machine, by layout, fitted to measured steps and kept as a TOML file.
+"""A calibration: what steps cost on one machine, by layout, as `labkit calibrate` measured it, kept as a TOML file.
 
-`fit_layout` turns one layout's measured steps and requests into its costs; `save_calibration` and `load_calibration`
-are the file under LABKIT_HOME; `Calibration.cost(layout)` is what simulations and predictions ask. Each figure in the
-file says that it was measured, and its residual.
+`save_calibration` and `load_calibration` are the file under LABKIT_HOME; `Calibration.cost(layout)` is what simulations
+and predictions ask. Each figure in the file says that it was measured, and its residual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import socket
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from labkit.layout import Layout
-from labkit.measure.records import RequestRecord, StepRecord
-from labkit.plan.fitted_cost import PARTS, ClientCost, FittedCost, StageCost, features, stage_cost
-from labkit.plan.step_fit import Fit, fit_steps
-from labkit.plan.step_samples import Sample, pipeline_times, samples_of
-
-LEAST_COMPANY = 0.02
-"""Where steps were never longer beside others than this, on average, company was not measured."""
+from labkit.paths import home_dir
+from labkit.plan.fitted_cost import ClientCost, FittedCost, stage_cost
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,9 @@ class LayoutFit:
     error: float = 0.0
     bias: float = 0.0
     axis: str = "tp"
+    """What crosses within a stage."""
+    num_collectives: int = 0
+    """Of a step."""
 
     def cost(self) -> FittedCost:
         return FittedCost(
@@ -91,95 +91,85 @@ def _value(measures: Mapping[str, Measure], name: str) -> float:
     return measures[name].value if name in measures else 0.0
 
 
-# ---- fitting
+# ---- the file
 
 
-def fit_layout(
-    layout: Layout, steps: Sequence[StepRecord], requests: Sequence[RequestRecord] = (), lone: Sequence[RequestRecord] = ()
-) -> LayoutFit:
-    """requests: all, for the client's share of them; lone: those that had the server to themselves.
-
-    Raises ValueError when there are too few steps to fit.
-    """
-    samples = samples_of(steps, layout)
-    fits = [_fit_stage(samples, stage) for stage in range(layout.pp)]
-    hops, turnaround = pipeline_times(steps, layout)
-    return LayoutFit(
-        layout=layout.slug,
-        stages=tuple((_measures(fit, 0), _measures(fit, len(PARTS))) for fit in fits),
-        pipeline={"hops": Measure(hops, "s"), "turnaround": Measure(turnaround, "s")} if layout.pp > 1 else {},
-        crossing=_fit_crossing(samples, layout),
-        client=client_measures(steps, lone) if lone else {},
-        num_steps=len(samples),
-        num_dropped=max(fit.num_dropped for fit in fits),
-        error=float(np.mean([fit.error for fit in fits])),
-        bias=float(np.mean([fit.bias for fit in fits])),
-        axis=next((axis for axis in ("tp", "pcp", "dcp", "pp") if getattr(layout, axis) > 1), "tp"),
-    )
+def calibration_path(model: str, machine: str = "") -> Path:
+    """Where this machine's calibration of a model lies."""
+    safe = re.sub(r"[^A-Za-z0-9._]+", "-", f"{machine or socket.gethostname()}-{model}")
+    return home_dir() / "calibrations" / f"{safe}.toml"
 
 
-def _fit_stage(samples: Sequence[Sample], stage: int) -> Fit:
-    rows = np.array([features(sample.work) for sample in samples])
-    seconds = np.array([sample.seconds[stage] for sample in samples])
-    company = np.array([sample.company[stage] for sample in samples])
-    if company.mean() > LEAST_COMPANY:
-        rows = np.hstack([rows, rows * company[:, None]])
-    return fit_steps(rows, seconds)
+def save_calibration(calibration: Calibration, path: Path) -> Path:
+    """Written whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".begun")
+    draft.write_text("\n".join(_lines(calibration)) + "\n", encoding="utf-8")
+    return draft.replace(path)
 
 
-def _measures(fit: Fit, start: int) -> dict[str, Measure]:
-    values, residuals = fit.coefficients[start : start + len(PARTS)], fit.residuals[start : start + len(PARTS)]
-    return {
-        name: Measure(float(value), "s", float(residual))
-        for name, value, residual in zip(PARTS, values, residuals, strict=False)
-        if value > 0
-    }
+def load_calibration(model_or_path: str | Path) -> Calibration:
+    """This machine's calibration of a model, or a file. Raises ValueError with a sentence."""
+    path = Path(model_or_path)
+    if path.suffix != ".toml":
+        path = calibration_path(str(model_or_path))
+    if not path.is_file():
+        raise ValueError(
+            f"Steps of {model_or_path} were not measured on this machine: run `labkit calibrate --model "
+            f"{model_or_path}` first (minutes). Looked for {path}."
+        )
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        layouts = {name: _read_layout(name, given) for name, given in table["layouts"].items()}
+        return Calibration(table["about"], layouts, tuple(table.get("notes", ())))
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is no calibration ({type(error).__name__}: {error}): measure again with `labkit calibrate`."
+        ) from None
 
 
-def _fit_crossing(samples: Sequence[Sample], layout: Layout) -> dict[str, Measure]:
-    """What crossed inside stages (tp, pcp, dcp): fixed and for each row."""
-    crossed = [sample for sample in samples if sample.crossing_s > 0]
-    if layout.ranks_per_stage == 1 or len(crossed) < 3:
-        return {}
-    rows = np.array([[1.0, sample.work.prefill_tokens + sample.work.decodes] for sample in crossed])
-    fit = fit_steps(rows, np.array([sample.crossing_s for sample in crossed]))
-    names = ("step", "row")
-    return {
-        name: Measure(float(value), "s", float(residual))
-        for name, value, residual in zip(names, fit.coefficients, fit.residuals, strict=True)
-    }
+def _lines(calibration: Calibration) -> Iterator[str]:
+    yield "# What steps cost on this machine, measured by labkit calibrate. Residuals are relative."
+    yield f"notes = {json.dumps(list(calibration.notes), ensure_ascii=False)}"
+    yield "\n[about]"
+    yield from (f"{name} = {_toml(value)}" for name, value in calibration.about.items())
+    for name, fit in calibration.layouts.items():
+        yield f"\n[layouts.{json.dumps(name)}]"
+        yield from (f"{each} = {_toml(getattr(fit, each))}" for each in _PLAIN)
+        for kind in _TABLES:
+            yield from _table(f"layouts.{json.dumps(name)}.{kind}", getattr(fit, kind))
+        for alone, company in fit.stages:
+            yield f"\n[[layouts.{json.dumps(name)}.stages]]"
+            yield from _table(f"layouts.{json.dumps(name)}.stages.alone", alone)
+            yield from _table(f"layouts.{json.dumps(name)}.stages.company", company)
 
 
-def client_measures(steps: Sequence[StepRecord], lone: Sequence[RequestRecord]) -> dict[str, Measure]:
-    """The client's share of requests that had the server to themselves: medians, and the way there by prompt length."""
-    there, first, later = [], [], []
-    for request in lone:
-        own = [step for step in steps if request.scheduled_ns <= step.start_ns and step.end_ns <= request.end_ns]
-        sampled = sorted(step.end_ns for step in own if step.num_sampled)
-        if request.status != "completed" or not sampled or len(sampled) != sum(request.chunk_tokens):
-            continue
-        there.append((request.prompt_tokens, (min(step.start_ns for step in own) - request.scheduled_ns) / 1e9))
-        first.append((request.first_ns - sampled[0]) / 1e9)
-        if len(sampled) > 1:
-            later.append((request.last_ns - sampled[-1]) / 1e9)
-    if len(there) < 3:
-        return {}
-    fit = fit_steps(np.array([[1.0, tokens] for tokens, _ in there]), np.array([seconds for _, seconds in there]))
-    return {
-        "request": Measure(float(fit.coefficients[0]), "s", float(fit.residuals[0])),
-        "prompt_token": Measure(float(fit.coefficients[1]), "s", float(fit.residuals[1])),
-        "first_token": _median(first),
-        "next_token": _median(later),
-    }
+_PLAIN = ("num_steps", "num_dropped", "error", "bias", "axis", "num_collectives")
+_TABLES = ("client", "crossing", "pipeline")
 
 
-def _median(values: Sequence[float]) -> Measure:
-    if not values:
-        return Measure(0.0, "s")
-    middle = float(np.median(values))
-    spread = float(np.median(np.abs(np.array(values) - middle))) * 1.4826
-    return Measure(middle, "s", spread / middle if middle > 0 else None)
+def _table(name: str, measures: Mapping[str, Measure]) -> Iterator[str]:
+    if measures:
+        yield f"\n[{name}]"
+    for part, each in measures.items():
+        residual = "" if each.residual is None else f", residual = {each.residual:.3g}"
+        yield f'{part} = {{ value = {each.value:.6g}, unit = "{each.unit}", origin = "{each.origin}"{residual} }}'
 
 
-def as_stage(alone: Mapping[str, Measure], company: Mapping[str, Measure]) -> StageCost:
-    return stage_cost(_values(alone), _values(company))
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, float):
+        return f"{value:.6g}" if any(sign in f"{value:.6g}" for sign in ".en") else f"{value:.6g}.0"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _read_layout(name: str, given: Mapping[str, Any]) -> LayoutFit:
+    stages = tuple((_read(stage.get("alone")), _read(stage.get("company"))) for stage in given["stages"])
+    plain: dict[str, Any] = {each: given[each] for each in _PLAIN}
+    tables: dict[str, Any] = {kind: _read(given.get(kind)) for kind in _TABLES}
+    return LayoutFit(name, stages, **tables, **plain)
+
+
+def _read(table: Mapping[str, Any] | None) -> dict[str, Measure]:
+    return {name: Measure(**each) for name, each in (table or {}).items()}
