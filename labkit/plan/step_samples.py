@@ -30,7 +30,7 @@ class Sample:
     whole_s: float
     """From plan to ids."""
     crossing_s: float
-    """Wait and transfer on the rank that samples (not the wait for the stage in front)."""
+    """Wait and transfer on that rank of the last stage which waited least: the others wait for it."""
 
 
 def work_of(step: StepRecord) -> StepWork:
@@ -111,13 +111,13 @@ def _sample(step: StepRecord, layout: Layout, turn_ns: int, busy: dict[tuple[int
         _company(span, [busy[place] for place in busy if place != (step.replica, stage)], places)
         for stage, span in enumerate(spans)
     )
-    last = _stage_ranks(step, layout, layout.pp - 1)[0] if layout.pp > 1 else 0
+    last = _stage_ranks(step, layout, layout.pp - 1)
     return Sample(
         work=work_of(step),
         seconds=tuple((end - start + turn_ns) / 1e9 for start, end in spans),
         company=company,
         whole_s=(step.end_ns - step.start_ns) / 1e9,
-        crossing_s=(step.wait_ns[last] + step.transfer_ns[last]) / 1e9 if step.wait_ns else 0.0,
+        crossing_s=min((step.wait_ns[at] + step.transfer_ns[at] for at in last), default=0) / 1e9,
     )
 
 
@@ -141,8 +141,9 @@ def overlap_ns(span: tuple[int, int], spans: Spans) -> int:
 
 
 def pipeline_times(steps: Sequence[StepRecord], layout: Layout) -> tuple[float, float]:
-    """(hops, turnaround) in seconds: what a step that was alone took beyond its stages' own time, and how long a first
-    stage pauses before a step that already waits for it. Medians; (0, 0) without a pipeline."""
+    """(hops, turnaround) in seconds: what a step that was alone took beyond its stages' own time, with the engine's
+    turn before the next; and how long a first stage pauses before a step that waits for it. Medians; 0 without a
+    pipeline. Hops may come out below 0: the last stage prepares itself while the first computes."""
     if layout.pp == 1:
         return 0.0, 0.0
     ordered = sorted((step for step in steps if _is_usable(step)), key=lambda step: step.start_ns)
@@ -150,7 +151,8 @@ def pipeline_times(steps: Sequence[StepRecord], layout: Layout) -> tuple[float, 
     for before, step, after in zip(ordered, ordered[1:], ordered[2:], strict=False):
         if before.end_ns <= step.start_ns and after.start_ns >= step.end_ns:
             spans = [_stage_span(step, layout, stage) for stage in range(layout.pp)]
-            hops.append(step.end_ns - step.start_ns - sum(end - start for start, end in spans))
+            if after.num_decode_seqs:
+                hops.append(after.start_ns - step.start_ns - sum(end - start for start, end in spans))
         own, theirs = _stage_span(step, layout, 0), _stage_span(before, layout, 0)
         if step.start_ns < theirs[1] <= own[0] and step.replica == before.replica:
             turns.append(own[0] - theirs[1])
