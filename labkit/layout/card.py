@@ -14,7 +14,7 @@ from typing import NamedTuple
 from labkit.layout.grammar import AXES
 from labkit.layout.grid import Layout
 from labkit.layout.holdings import KV
-from labkit.layout.slices import kv_bytes_per_token, rank_memory
+from labkit.layout.slices import is_quantised, kv_bytes_per_token, rank_memory
 from labkit.layout.traffic import Crossing, StepShape, axis_traffic
 from labkit.layout.work import StepWork, step_work
 from labkit.model.shapes import ModelSpec
@@ -107,7 +107,8 @@ def _uncut_experts(layout: Layout, spec: ModelSpec, dtype_bytes: int) -> float:
     """Mean bytes of all experts of a stage, cut by nobody: what ep starts from."""
     assert spec.moe is not None
     here = sum(
-        spec.quantization.num_bytes(t.shape) if spec.quantization else t.num_elements * dtype_bytes
+        spec.quantization.num_bytes(t.shape) if spec.quantization and is_quantised(spec, t)
+        else t.num_elements * dtype_bytes
         for t in expert_tensors(spec, 0)
     )
     num_layers = sum(spec.is_moe_layer(layer) for layer in range(spec.num_layers))

@@ -118,9 +118,19 @@ def _why_absent(axis: str, spec: ModelSpec, num_ranks: int, engine: bool) -> str
 
 
 def _presets(plain: list[Layout], used: list[str]) -> list[Layout]:
-    """One rank, then each axis alone, as far as it goes: dcp and ep in the simplest layout that has them."""
-    found = [plain[0]] if plain else []
-    return [*found, *(_alone(axis, plain) for axis in used)]
+    """One rank, then each axis alone: by two, where one starts to look, and as far as it goes. Fewest ranks first."""
+    if not plain:
+        return []
+    found = {plain[0]: None}
+    found.update(dict.fromkeys(_alone_by_two(axis, plain) for axis in used))
+    found.update(dict.fromkeys(_alone(axis, plain) for axis in used))
+    return sorted(found, key=lambda layout: layout.world_size)
+
+
+def _alone_by_two(axis: str, plain: list[Layout]) -> Layout:
+    """dcp and ep in the simplest layout that has them; where 2 is no degree of the axis, its smallest."""
+    own = [layout for layout in plain if getattr(layout, axis) > 1]
+    return min(own, key=lambda it: (_foreign(it, axis), getattr(it, axis), it.world_size, simplicity(it)))
 
 
 def _alone(axis: str, plain: list[Layout]) -> Layout:

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from labkit.layout.grammar import LayoutError
 from labkit.layout.grid import GRID_AXES, Layout, dcp_allowed, dcp_degrees
+from labkit.layout.slices import is_quantised
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import Tensor, cut_items, expert_tensors, layer_common_tensors
 
@@ -126,6 +127,8 @@ def _tp_problems(spec: ModelSpec, tp: int, cut_experts: bool) -> list[str]:
     problems = []
     if spec.num_heads % tp:
         problems.append(_uneven("query heads", spec.num_heads, tp))
+    if spec.linear_attention and spec.linear_attention.num_key_heads % tp:
+        problems.append(_uneven("key heads of linear attention", spec.linear_attention.num_key_heads, tp))
     problems += _kv_problems(spec, tp) + [
         _uneven(what, n, tp) for what, n in _widths(spec, cut_experts) if n % tp
     ]
@@ -156,16 +159,16 @@ def _widths(spec: ModelSpec, cut_experts: bool) -> list[tuple[str, int]]:
 
 
 def _linear_tensors(spec: ModelSpec, cut_experts: bool) -> list[Tensor]:
-    """One of each linear weight that tp cuts."""
-    kinds = {spec.is_moe_layer(layer) for layer in range(spec.num_layers)}
-    found = [tensor for moe_layer in sorted(kinds) for tensor in layer_common_tensors(spec, moe_layer)]
-    if True in kinds and cut_experts:
+    """One of each quantised weight that tp cuts."""
+    kinds = spec.layer_kinds(range(spec.num_layers))
+    found = [tensor for kind in sorted(kinds) for tensor in layer_common_tensors(spec, *kind)]
+    if any(moe_layer for moe_layer, _ in kinds) and cut_experts:
         found += expert_tensors(spec, 0)
-    return [tensor for tensor in found if tensor.linear and tensor.cut]
+    return [tensor for tensor in found if is_quantised(spec, tensor) and tensor.cut]
 
 
 def _group_problems(spec: ModelSpec, tp: int, cut_experts: bool) -> list[str]:
-    if spec.quantization is None or tp == 1:
+    if spec.quantization is None or spec.quantization.padded or tp == 1:
         return []
     for tensor in _linear_tensors(spec, cut_experts):
         assert tensor.dim is not None

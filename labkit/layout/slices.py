@@ -24,6 +24,7 @@ from labkit.layout.placement import LayerPlacements
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import (
     EXPERTS,
+    INTERMEDIATE,
     KV_HEADS,
     VOCAB,
     Tensor,
@@ -103,11 +104,27 @@ def slice_tensor(layout: Layout, spec: ModelSpec, rank: int, tensor: Tensor) -> 
         return _vocab_slice(layout, spec, rank, tensor)
     copies = kv_replicas(layout, spec) if tensor.cut == KV_HEADS else 1
     num_slices, at = layout.tp // copies, layout.coords(rank).tp // copies
+    padded = spec.quantization and spec.quantization.padded and spec.quantization.covers(tensor.part)
+    if padded and tensor.cut == INTERMEDIATE and num_slices > 1:
+        return _padded_slice(layout, spec, tensor, at)
     extent = cut_items(spec, tensor) // num_slices * (tensor.shape[tensor.dim] // cut_items(spec, tensor))
     start = at * extent
     return WeightSlice(
         tensor.part, tensor.shape, tensor.dim, start, start + extent, None, copies * layout.pcp
     )
+
+
+def _padded_slice(layout: Layout, spec: ModelSpec, tensor: Tensor, at: int) -> WeightSlice:
+    """Whole groups of columns, the same number on every rank: the last ranks hold padding for those that are not
+    there (gpt-oss in vLLM: 90 groups of 32 over tp 8 are 12 a rank, 6 on the last).
+    """
+    assert tensor.dim is not None and spec.quantization is not None
+    whole, group = tensor.shape[tensor.dim], max(spec.quantization.group)
+    num_groups = -(-whole // group)
+    extent = -(-num_groups // layout.tp) * group
+    start, stop = min(at * extent, whole), min((at + 1) * extent, whole)
+    pad_to = extent if stop - start < extent else None
+    return WeightSlice(tensor.part, tensor.shape, tensor.dim, start, stop, pad_to, layout.pcp)
 
 
 def _whole(tensor: Tensor, copies: int) -> WeightSlice:
@@ -133,10 +150,15 @@ def weight_slices(
     return {t.name: slice_tensor(layout, spec, rank, t) for t in rank_tensors(layout, spec, rank, placements)}
 
 
-def _slice_bytes(spec: ModelSpec, tensor: Tensor, piece: WeightSlice, dtype_bytes: int) -> int:
-    if tensor.linear and spec.quantization:
+def slice_bytes(spec: ModelSpec, tensor: Tensor, piece: WeightSlice, dtype_bytes: int) -> int:
+    if is_quantised(spec, tensor):
+        assert spec.quantization is not None
         return spec.quantization.num_bytes(piece.local_shape)
     return piece.num_elements * dtype_bytes
+
+
+def is_quantised(spec: ModelSpec, tensor: Tensor) -> bool:
+    return tensor.linear and spec.quantization is not None and spec.quantization.covers(tensor.part)
 
 
 def counted_tensors(layout: Layout, spec: ModelSpec, rank: int) -> Iterator[tuple[Tensor, int]]:
@@ -149,10 +171,10 @@ def counted_tensors(layout: Layout, spec: ModelSpec, rank: int) -> Iterator[tupl
     if is_first_stage(layout, rank):
         yield embedding_tensor(spec), 1
     mine = layers(layout, spec, rank)
-    num_moe = sum(spec.is_moe_layer(layer) for layer in mine)
-    for moe_layer, num_layers in ((False, len(mine) - num_moe), (True, num_moe)):
-        if num_layers:
-            yield from ((tensor, num_layers) for tensor in layer_common_tensors(spec, moe_layer))
+    kinds = spec.layer_kinds(mine)
+    for kind, num_layers in sorted(kinds.items()):
+        yield from ((tensor, num_layers) for tensor in layer_common_tensors(spec, *kind))
+    num_moe = kinds[True, False] + kinds[True, True]
     num_experts = num_moe * len(experts(layout, spec, rank))
     if num_experts:
         yield from ((tensor, num_experts) for tensor in expert_tensors(spec, 0))
@@ -169,7 +191,7 @@ def rank_memory(layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: int) ->
     total: Counter[str] = Counter()
     for tensor, times in counted_tensors(layout, spec, rank):
         piece = slice_tensor(layout, spec, rank, tensor)
-        total[tensor.part] += times * _slice_bytes(spec, tensor, piece, dtype_bytes)
+        total[tensor.part] += times * slice_bytes(spec, tensor, piece, dtype_bytes)
     return dict(total)
 
 
@@ -178,5 +200,6 @@ def kv_bytes_per_token(layout: Layout, spec: ModelSpec, rank: int, dtype_bytes: 
     rounded up.
     """
     heads_here = max(1, spec.num_cached_heads // layout.tp)
-    whole = len(layers(layout, spec, rank)) * heads_here * spec.cached_dim * dtype_bytes
+    cached_layers = sum(not spec.is_linear_layer(layer) for layer in layers(layout, spec, rank))
+    whole = cached_layers * heads_here * spec.cached_dim * dtype_bytes
     return -(-whole // layout.dcp)

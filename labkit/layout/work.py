@@ -12,7 +12,7 @@ from typing import NamedTuple
 from labkit.layout.grid import Coords, Layout
 from labkit.layout.slices import counted_tensors, kv_bytes_per_token, rank_memory, slice_tensor
 from labkit.layout.traffic import StepShape, num_moe_layers, rank_tokens
-from labkit.model.counts import visible_pairs
+from labkit.model.counts import linear_state_flops, visible_pairs
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import EMBEDDING, EXPERTS, expert_tensors
 
@@ -90,11 +90,14 @@ def _score_flops(layout: Layout, spec: ModelSpec, step: StepShape) -> int:
     value_dim = spec.mla.v_head_dim if spec.mla else spec.head_dim
     prefill = decode = 0
     for layer in range(spec.num_layers):
+        if spec.is_linear_layer(layer):
+            continue
         window = spec.window(layer)
         prefill += visible_pairs(step.prefill_tokens, 0, window)
         decode += step.decode_seqs * visible_pairs(1, step.context_tokens, window)
     pairs = prefill // layout.pcp + decode // _decode_share(layout)
-    return 2 * (spec.num_heads // layout.tp) * (spec.head_dim + value_dim) * pairs
+    state = linear_state_flops(spec) // layout.tp * rank_tokens(layout, step)
+    return 2 * (spec.num_heads // layout.tp) * (spec.head_dim + value_dim) * pairs + state
 
 
 def _decode_share(layout: Layout) -> int:

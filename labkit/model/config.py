@@ -7,35 +7,15 @@ quantisation is a `ConfigError` whose sentence names the key, what is allowed an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from labkit.model.config_families import FAMILIES
+from labkit.model.config_values import Config, ConfigError, need, need_count
 from labkit.model.quantized import read_quantization
-from labkit.model.shapes import DTYPE_BYTES, MlaSpec, ModelSpec, MoeSpec, Rope, RopeScaling
+from labkit.model.shapes import DTYPE_BYTES, ModelSpec, Rope, RopeScaling
 
-
-class ConfigError(ValueError):
-    """The config cannot be read as a model; the message says which key and what to do."""
-
-
-Config = Mapping[str, Any]
-
-
-def need(config: Config, *keys: str) -> Any:
-    """The first of `keys` that the config has (and is not null)."""
-    for key in keys:
-        if config.get(key) is not None:
-            return config[key]
-    raise ConfigError(
-        f"config.json lacks {' or '.join(keys)}; add it as the checkpoint's authors published it."
-    )
-
-
-def need_count(config: Config, *keys: str) -> int:
-    value = need(config, *keys)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"config.json: {keys[0]} is {value!r}; it must be a whole number from 1 on.")
-    return value
+__all__ = ["Config", "ConfigError", "need", "need_count", "parse_config"]
 
 
 # ---- rotary embedding
@@ -55,6 +35,14 @@ def _rope_theta(config: Config) -> float:
         "config.json gives no RoPE base: neither rope_theta nor rope_parameters.rope_theta is there. A "
         "guessed base gives wrong text without any error: write it out (10000.0 for Llama 1 and 2)."
     )
+
+
+def _rope_share(config: Config) -> float:
+    """`rotary_dim` (numbers of a head) or `partial_rotary_factor`; all of a head where neither is there."""
+    if config.get("rotary_dim") and config.get("head_dim"):
+        return float(config["rotary_dim"] / config["head_dim"])
+    found = (section.get("partial_rotary_factor") for section in _rope_sections(config))
+    return float(next((share for share in found if share), 1.0))
 
 
 def _rope_scaling(config: Config) -> RopeScaling | None:
@@ -131,6 +119,10 @@ def _dtype(config: Config) -> str:
     return name
 
 
+# a model without a dense layer may leave out the width of one
+_WIDTH_KEYS = ("intermediate_size", "moe_intermediate_size")
+
+
 def _common(config: Config) -> dict[str, Any]:
     hidden, num_heads = need_count(config, "hidden_size"), need_count(config, "num_attention_heads")
     num_layers = need_count(config, "num_hidden_layers")
@@ -141,9 +133,9 @@ def _common(config: Config) -> dict[str, Any]:
         "num_heads": num_heads,
         "num_kv_heads": _num_kv_heads(config, num_heads),
         "head_dim": _head_dim(config, hidden, num_heads),
-        "intermediate_size": need_count(config, "intermediate_size"),
+        "intermediate_size": need_count(config, *_WIDTH_KEYS),
         "vocab_size": need_count(config, "vocab_size"),
-        "rope": Rope(_rope_theta(config), _rope_scaling(config)),
+        "rope": Rope(_rope_theta(config), _rope_scaling(config), _rope_share(config)),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": float(need(config, "rms_norm_eps")),
         "max_positions": need_count(config, "max_position_embeddings"),
@@ -155,117 +147,18 @@ def _common(config: Config) -> dict[str, Any]:
     }
 
 
-# ---- families
-
-
-def _llama(config: Config) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
-    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bool(config.get("mlp_bias", False))}
-
-
-def _mistral(config: Config) -> dict[str, Any]:
-    return {}
-
-
-def _qwen2(config: Config) -> dict[str, Any]:
-    return {"qkv_bias": True}
-
-
-def _qwen3(config: Config) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
-    return {"qkv_bias": bias, "o_bias": bias, "qk_norm": True}
-
-
-def _dense_layers(config: Config) -> frozenset[int]:
-    """Qwen's rule: a layer is sparse when it is not listed and its number is a multiple of
-    decoder_sparse_step.
-    """
-    listed, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
-    num_layers = need_count(config, "num_hidden_layers")
-    return frozenset(i for i in range(num_layers) if i in listed or (i + 1) % step)
-
-
-def _need_switch(config: Config, key: str) -> bool:
-    value = need(config, key)
-    if not isinstance(value, bool):
-        raise ConfigError(f"config.json: {key} is {value!r}; it must be true or false.")
-    return value
-
-
-def _mixtral(config: Config) -> dict[str, Any]:
-    moe = MoeSpec(
-        num_experts=need_count(config, "num_local_experts", "num_experts"),
-        top_k=need_count(config, "num_experts_per_tok"),
-        intermediate_size=need_count(config, "intermediate_size"),
-    )
-    return {"moe": moe}
-
-
-def _qwen_moe(config: Config, shared: int, **extra: Any) -> MoeSpec:
-    return MoeSpec(
-        num_experts=need_count(config, "num_experts", "num_local_experts"),
-        top_k=need_count(config, "num_experts_per_tok"),
-        intermediate_size=need_count(config, "moe_intermediate_size"),
-        shared_intermediate_size=shared,
-        norm_top_k=_need_switch(config, "norm_topk_prob"),
-        dense_layers=_dense_layers(config),
-        **extra,
-    )
-
-
-def _qwen3_moe(config: Config) -> dict[str, Any]:
-    return {**_qwen3(config), "moe": _qwen_moe(config, 0)}
-
-
-def _qwen2_moe(config: Config) -> dict[str, Any]:
-    shared = need_count(config, "shared_expert_intermediate_size")
-    return {
-        "qkv_bias": bool(config.get("qkv_bias", True)),
-        "moe": _qwen_moe(config, shared, shared_gate=True),
-    }
-
-
-def _deepseek_v3(config: Config) -> dict[str, Any]:
-    if config.get("attention_bias"):
-        raise ConfigError("deepseek_v3 with attention_bias true is not supported; no published model has it.")
-    mla = MlaSpec(
-        kv_lora_rank=need_count(config, "kv_lora_rank"),
-        qk_nope_head_dim=need_count(config, "qk_nope_head_dim"),
-        qk_rope_head_dim=need_count(config, "qk_rope_head_dim"),
-        v_head_dim=need_count(config, "v_head_dim"),
-        q_lora_rank=config.get("q_lora_rank"),
-    )
-    width = need_count(config, "moe_intermediate_size")
-    num_layers, step = need_count(config, "num_hidden_layers"), config.get("moe_layer_freq", 1)
-    first = config.get("first_k_dense_replace", 0)
-    moe = MoeSpec(
-        num_experts=need_count(config, "n_routed_experts", "num_local_experts"),
-        top_k=need_count(config, "num_experts_per_tok"),
-        intermediate_size=width,
-        shared_intermediate_size=width * (config.get("n_shared_experts") or 0),
-        router_bias=config.get("topk_method", "noaux_tc") == "noaux_tc",
-        norm_top_k=_need_switch(config, "norm_topk_prob"),
-        dense_layers=frozenset(i for i in range(num_layers) if i < first or i % step),
-    )
-    head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    num_heads = need_count(config, "num_attention_heads")
-    return {"mla": mla, "moe": moe, "head_dim": head_dim, "num_kv_heads": num_heads}
-
-
-FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "mixtral": _mixtral,
-    "qwen3_moe": _qwen3_moe,
-    "qwen2_moe": _qwen2_moe,
-    "deepseek_v3": _deepseek_v3,
-}
+def _text_part(config: Config) -> Config:
+    """A model of pictures and text keeps its text part in `text_config`; that is what is counted here."""
+    inner = config.get("text_config")
+    if config.get("model_type") in FAMILIES or not isinstance(inner, Mapping):
+        return config
+    outer = {key: config[key] for key in ("quantization_config", "tie_word_embeddings") if key in config}
+    return {**outer, **inner}
 
 
 def parse_config(config: Config, name: str) -> ModelSpec:
     """A decoded config.json as a `ModelSpec`. Raises ConfigError with a sentence that names the model."""
+    config = _text_part(config)
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ConfigError(

@@ -35,10 +35,9 @@ def _num_moe_layers(spec: ModelSpec) -> int:
 def _layer_parameters(spec: ModelSpec, experts_per_layer: int) -> Counter[str]:
     num_moe = _num_moe_layers(spec)
     total: Counter[str] = Counter()
-    for moe_layer, num_layers in ((False, spec.num_layers - num_moe), (True, num_moe)):
-        if num_layers:
-            for tensor in layer_common_tensors(spec, moe_layer):
-                total[tensor.part] += num_layers * tensor.num_elements
+    for kind, num_layers in spec.layer_kinds(range(spec.num_layers)).items():
+        for tensor in layer_common_tensors(spec, *kind):
+            total[tensor.part] += num_layers * tensor.num_elements
     if num_moe:
         one = sum(tensor.num_elements for tensor in expert_tensors(spec, 0))
         total[EXPERTS] += num_moe * experts_per_layer * one
@@ -81,6 +80,15 @@ def visible_pairs(num_tokens: int, context_tokens: int, window: int | None) -> i
     return (first + window) * growing // 2 + (num_tokens - growing) * window
 
 
+def linear_state_flops(spec: ModelSpec) -> int:
+    """Operations of a token in the recurrent states of all linear-attention layers: a matrix [value dim, key dim] a
+    head is read with the key, changed by an outer product, and read with the query (Yang et al. 2024, gated delta
+    rule in its recurrent form): 3 · 2 a number.
+    """
+    linear = spec.linear_attention
+    return 6 * linear.state_numbers * len(spec.linear_layers) if linear else 0
+
+
 def flops(spec: ModelSpec, num_tokens: int, context_tokens: int = 0, num_logits: int = 1) -> dict[str, int]:
     """Part → operations for `num_tokens` new tokens of one sequence over `context_tokens` cached ones.
 
@@ -94,8 +102,10 @@ def flops(spec: ModelSpec, num_tokens: int, context_tokens: int = 0, num_logits:
     value_dim = spec.mla.v_head_dim if spec.mla else spec.head_dim
     per_pair = 2 * spec.num_heads * (spec.head_dim + value_dim)
     pairs = sum(
-        visible_pairs(num_tokens, context_tokens, spec.window(layer)) for layer in range(spec.num_layers)
+        visible_pairs(num_tokens, context_tokens, spec.window(layer))
+        for layer in range(spec.num_layers)
+        if not spec.is_linear_layer(layer)
     )
-    layers[ATTENTION_SCORES] = per_pair * pairs
+    layers[ATTENTION_SCORES] = per_pair * pairs + linear_state_flops(spec) * num_tokens
     layers[HEAD] = 2 * spec.hidden_size * spec.vocab_size * num_logits
     return {part: layers[part] for part in (ATTENTION, ATTENTION_SCORES, *PARTS[2:]) if part in layers}

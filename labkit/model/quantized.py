@@ -2,12 +2,14 @@
 scale.
 
 A group must lie whole on one rank, which is what makes some tensor-parallel degrees illegal. Reads the
-`quantization_config` of GPTQ, AWQ, FP8 (block or whole-tensor) and compressed-tensors checkpoints.
+`quantization_config` of GPTQ, AWQ, FP8 (block or whole-tensor), MXFP4 and compressed-tensors checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from labkit.model.shapes import Quantization
@@ -45,19 +47,57 @@ def _compressed(section: Mapping[str, Any]) -> Quantization:
     )
 
 
-def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """The config's quantisation, or None. Raises ValueError with a sentence for an unknown method."""
-    section = config.get("quantization_config")
-    if not section:
-        return None
+# A module of each part whose matrices may be quantised, as checkpoints name it.
+_MODULES = {
+    "attention": "model.layers.3.self_attn.o_proj",
+    "mlp": "model.layers.3.mlp.down_proj",
+    "experts": "model.layers.3.mlp.experts.0.down_proj",
+    "shared_experts": "model.layers.3.mlp.shared_experts.down_proj",
+}
+
+
+def _names(pattern: str, module: str) -> bool:
+    """Whether a pattern of a list of modules left alone names `module`: re:… a regular expression, else whole parts of
+    the name between dots, where * stands for any of them.
+    """
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    words = r"\.".join("[^.]+" if word == "*" else re.escape(word) for word in pattern.split("."))
+    return re.search(rf"(^|\.){words}(\.|$)", module) is not None
+
+
+def _quantised_parts(left_alone: Iterable[str]) -> frozenset[str] | None:
+    patterns = list(left_alone)
+    kept = {part for part, module in _MODULES.items() if any(_names(pattern, module) for pattern in patterns)}
+    return frozenset(_MODULES) - kept if kept else None
+
+
+def _mxfp4(section: Mapping[str, Any]) -> Quantization:
+    """32 numbers of 4 bits with an exponent of 8 (OCP Microscaling Formats, 2023)."""
+    return Quantization("mxfp4", 4, (1, 32), scale_bytes=1, padded=True)
+
+
+def _read(section: Mapping[str, Any]) -> Quantization:
     method = section.get("quant_method")
     if method in ("gptq", "awq"):
         return _grouped(method, section)
     if method == "fp8":
         return _fp8(section)
+    if method == "mxfp4":
+        return _mxfp4(section)
     if method == "compressed-tensors":
         return _compressed(section)
     raise ValueError(
-        f"quantisation {method!r} is unknown; known are gptq, awq, fp8 and compressed-tensors. Without its "
+        f"quantisation {method!r} is unknown; known are gptq, awq, fp8, mxfp4 and compressed-tensors. Without its "
         f"group size nobody can say which layouts keep its groups whole."
     )
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """The config's quantisation, or None. Raises ValueError with a sentence for an unknown method."""
+    section = config.get("quantization_config")
+    if not section:
+        return None
+    quantization = _read(section)
+    left_alone = section.get("modules_to_not_convert") or section.get("ignore") or ()
+    return replace(quantization, parts=_quantised_parts(left_alone))

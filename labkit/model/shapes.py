@@ -7,6 +7,8 @@ and shaped stands in `labkit.model.tensors`; the sums over them in `labkit.model
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -29,6 +31,8 @@ class Rope:
 
     theta: float
     scaling: RopeScaling | None = None
+    share: float = 1.0
+    """Of a head's width that is rotated (partial_rotary_factor)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class MoeSpec:
     """Whether the weights of a token's top_k experts are divided by their sum."""
     dense_layers: frozenset[int] = frozenset()
     """Layers that keep an ordinary MLP of `ModelSpec.intermediate_size`."""
+    bias: bool = False
+    """Whether the router and the experts add biases (gpt-oss)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,29 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Gated delta-rule attention (Qwen3-Next, Qwen3.5): a layer keeps one state a sequence, however long that is."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+    state_bytes: int = 4
+    """A number of the recurrent state; the convolution's last inputs are kept as the model computes."""
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values that the short convolution runs over."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+
+    @property
+    def state_numbers(self) -> int:
+        """Of the recurrent state: one matrix [value dim, key dim] a value head."""
+        return self.num_value_heads * self.value_head_dim * self.key_head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class Quantization:
     """Weights in few bits with a scale a group. A group that a cut would break makes the layout illegal.
 
@@ -83,6 +112,13 @@ class Quantization:
     bits: int
     group: tuple[int, int]
     scale_bytes: int = 2
+    parts: frozenset[str] | None = None
+    """The parts of the model whose matrices are quantised; None: every one but embedding, router and head."""
+    padded: bool = False
+    """Whether engines share out whole groups unevenly and pad the rest (MXFP4), so that a cut never breaks one."""
+
+    def covers(self, part: str) -> bool:
+        return self.parts is None or part in self.parts
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Packed weights plus one scale a group, for a matrix [out features, in features]."""
@@ -115,6 +151,17 @@ class ModelSpec:
     sliding_window: int | None = None
     full_attention_layers: frozenset[int] = frozenset()
     """Layers that ignore `sliding_window`."""
+    qk_norm_whole: bool = False
+    """Whether `qk_norm` has a weight for every number of all heads (MiniMax-M2), not one of a head's width."""
+    attention_gate: bool = False
+    """Whether q_proj also makes a gate of the output's width (Qwen3-Next, Qwen3.5)."""
+    sinks: bool = False
+    """Whether every query head has a learned logit beside its keys (gpt-oss)."""
+    linear_attention: LinearAttention | None = None
+    linear_layers: frozenset[int] = frozenset()
+    """Layers of `linear_attention`; they keep a state instead of keys and values."""
+    num_draft_layers: int = 0
+    """Layers of the multi-token-prediction module in the checkpoint; engines load them only to speculate."""
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     quantization: Quantization | None = None
@@ -133,6 +180,18 @@ class ModelSpec:
 
     def is_moe_layer(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
+
+    def is_linear_layer(self, layer: int) -> bool:
+        return layer in self.linear_layers
+
+    def layer_kinds(self, layers: Iterable[int]) -> Counter[tuple[bool, bool]]:
+        """(mixture of experts?, linear attention?) → how many of `layers` are of that kind; kinds are alike."""
+        return Counter((self.is_moe_layer(layer), layer in self.linear_layers) for layer in layers)
+
+    @property
+    def num_cached_layers(self) -> int:
+        """Layers that keep something for every token."""
+        return self.num_layers - len(self.linear_layers)
 
     def window(self, layer: int) -> int | None:
         """How many positions back a query of this layer sees, itself included; None: all of them."""
@@ -177,9 +236,9 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """KV-cache bytes of one token over all layers: 2 · kv_heads · head_dim · layers · bytes (MLA: the
-        latent).
+        latent; layers of linear attention: nothing).
         """
-        return self.num_layers * self.num_cached_heads * self.cached_dim * dtype_bytes
+        return self.num_cached_layers * self.num_cached_heads * self.cached_dim * dtype_bytes
 
     def flops(self, num_tokens: int, context_tokens: int = 0, num_logits: int = 1) -> dict[str, int]:
         """Part → floating-point operations to run `num_tokens` new tokens of one sequence on top of

@@ -1,7 +1,8 @@
 """The door to models as shapes: find a config.json by name or path, read it, and count.
 
-`load_spec("lab-30m")` reads `data/models/lab-30m/config.json`; a folder or the path of a config.json works as
-well. No torch in here or below: the planner, the scheduler and the pages ask a `ModelSpec` freely.
+`load_spec("lab-30m")` reads `data/models/lab-30m/config.json`; a folder, the path of a config.json and the
+Hugging Face name of a model with known shapes work as well. No torch in here or below: the planner, the scheduler and
+the pages ask a `ModelSpec` freely.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+from labkit.model.aliases import find_alias
 from labkit.model.config import ConfigError, parse_config
 from labkit.model.counts import visible_pairs
+from labkit.model.precision import with_precision
 from labkit.model.shapes import (
     DTYPE_BYTES,
+    LinearAttention,
     MlaSpec,
     ModelSpec,
     MoeSpec,
@@ -27,6 +31,7 @@ from labkit.paths import data_dir
 __all__ = [
     "DTYPE_BYTES",
     "ConfigError",
+    "LinearAttention",
     "MlaSpec",
     "ModelSpec",
     "MoeSpec",
@@ -38,6 +43,7 @@ __all__ = [
     "model_dir",
     "parse_config",
     "visible_pairs",
+    "with_precision",
 ]
 
 
@@ -51,8 +57,8 @@ def list_models() -> list[str]:
 
 
 def model_dir(name_or_path: str | Path) -> Path:
-    """The folder of a model: a name under data/models, a folder with a config.json, or the path of a
-    config.json.
+    """The folder of a model: a name under data/models, a folder with a config.json, the path of a config.json, or a
+    name that `labkit.model.aliases` knows ("deepseek-ai/DeepSeek-R1").
 
     Raises FileNotFoundError with the known names when there is no such model.
     """
@@ -64,6 +70,8 @@ def model_dir(name_or_path: str | Path) -> Path:
     named = _models_dir() / str(name_or_path)
     if (named / "config.json").is_file():
         return named
+    if alias := find_alias(str(name_or_path), list_models()):
+        return _models_dir() / alias.folder
     raise FileNotFoundError(_not_found(str(name_or_path)))
 
 
@@ -77,9 +85,17 @@ def _not_found(given: str) -> str:
 
 
 def load_spec(name_or_path: str | Path) -> ModelSpec:
-    """Read a model's config. Raises FileNotFoundError or ConfigError (a ValueError) with a sentence."""
-    file = model_dir(name_or_path) / "config.json"
-    return _load(file, file.stat().st_mtime_ns)
+    """Read a model's config; a name that says its precision ("nvidia/Llama-3.1-8B-Instruct-FP8") gets it.
+
+    Raises FileNotFoundError or ConfigError (a ValueError) with a sentence.
+    """
+    folder = model_dir(name_or_path)
+    file = folder / "config.json"
+    spec = _load(file, file.stat().st_mtime_ns)
+    alias = None
+    if folder.parent == _models_dir() and folder.name != str(name_or_path):
+        alias = find_alias(str(name_or_path), [folder.name])
+    return with_precision(spec, alias.precision) if alias else spec
 
 
 @lru_cache(maxsize=64)

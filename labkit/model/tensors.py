@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from labkit.model.shapes import MlaSpec, ModelSpec, MoeSpec
+from labkit.model.shapes import LinearAttention, MlaSpec, ModelSpec, MoeSpec
 
 EMBEDDING, ATTENTION, MLP, EXPERTS = "embedding", "attention", "mlp", "experts"
 SHARED_EXPERTS, ROUTER, NORM, HEAD = "shared_experts", "router", "norm", "head"
@@ -23,7 +23,10 @@ QUERY_HEADS, KV_HEADS, INTERMEDIATE, VOCAB = (
     "intermediate columns",
     "vocabulary rows",
 )
+LINEAR_KEYS, LINEAR_VALUES = "key heads of linear attention", "value heads of linear attention"
 
+BLOCK_SPARSE = ("mixtral", "minimax_m2")
+"""Families that call their mixture block_sparse_moe, and an expert's matrices w1, w3 and w2."""
 EMBED_TENSOR = "model.embed_tokens.weight"
 HEAD_TENSOR = "lm_head.weight"
 
@@ -58,6 +61,9 @@ def cut_items(spec: ModelSpec, tensor: Tensor) -> int:
         return spec.num_heads
     if tensor.cut == KV_HEADS:
         return spec.num_kv_heads
+    if spec.linear_attention and tensor.cut in (LINEAR_KEYS, LINEAR_VALUES):
+        linear = spec.linear_attention
+        return linear.num_key_heads if tensor.cut == LINEAR_KEYS else linear.num_value_heads
     return tensor.shape[tensor.dim]
 
 
@@ -83,11 +89,17 @@ def _attention(spec: ModelSpec) -> Iterator[Tensor]:
         spec.num_heads * spec.head_dim,
         spec.num_kv_heads * spec.head_dim,
     )
-    yield from _column("self_attn.q_proj", q_out, hidden, ATTENTION, QUERY_HEADS, spec.qkv_bias)
+    gated = 2 if spec.attention_gate else 1  # query and gate of a head stand together
+    yield from _column("self_attn.q_proj", gated * q_out, hidden, ATTENTION, QUERY_HEADS, spec.qkv_bias)
     yield from _column("self_attn.k_proj", kv_out, hidden, ATTENTION, KV_HEADS, spec.qkv_bias)
     yield from _column("self_attn.v_proj", kv_out, hidden, ATTENTION, KV_HEADS, spec.qkv_bias)
     yield from _row("self_attn.o_proj", hidden, q_out, ATTENTION, QUERY_HEADS, spec.o_bias)
-    if spec.qk_norm:  # one weight of a head's width, the same for every head: each rank needs it whole
+    if spec.sinks:
+        yield Tensor("self_attn.sinks", (spec.num_heads,), ATTENTION, 0, QUERY_HEADS)
+    if spec.qk_norm_whole:
+        yield Tensor("self_attn.q_norm.weight", (q_out,), NORM, 0, QUERY_HEADS)
+        yield Tensor("self_attn.k_norm.weight", (kv_out,), NORM, 0, KV_HEADS)
+    elif spec.qk_norm:  # one weight of a head's width, the same for every head: each rank needs it whole
         yield Tensor("self_attn.q_norm.weight", (spec.head_dim,), NORM)
         yield Tensor("self_attn.k_norm.weight", (spec.head_dim,), NORM)
 
@@ -124,19 +136,23 @@ def _gated_mlp(
 def expert_tensors(spec: ModelSpec, expert: int) -> list[Tensor]:
     """The tensors of one routed expert, named from the layer on."""
     assert spec.moe is not None
-    mixtral = spec.family == "mixtral"
+    mixtral = spec.family in BLOCK_SPARSE
     prefix = f"{'block_sparse_moe' if mixtral else 'mlp'}.experts.{expert}"
     names = ("w1", "w3", "w2") if mixtral else None
-    tensors = _gated_mlp(prefix, spec.hidden_size, spec.moe.intermediate_size, EXPERTS, names=names)
+    tensors = _gated_mlp(prefix, spec.hidden_size, spec.moe.intermediate_size, EXPERTS, spec.moe.bias, names)
     return [tensor._replace(expert=expert) for tensor in tensors]
 
 
 def _moe_common(spec: ModelSpec, moe: MoeSpec) -> Iterator[Tensor]:
     """What a MoE layer holds besides its routed experts."""
-    prefix = "block_sparse_moe" if spec.family == "mixtral" else "mlp"
-    yield Tensor(f"{prefix}.gate.weight", (moe.num_experts, spec.hidden_size), ROUTER)
+    prefix = "block_sparse_moe" if spec.family in BLOCK_SPARSE else "mlp"
+    gate = "router" if moe.bias else "gate"
+    yield Tensor(f"{prefix}.{gate}.weight", (moe.num_experts, spec.hidden_size), ROUTER)
+    if moe.bias:
+        yield Tensor(f"{prefix}.{gate}.bias", (moe.num_experts,), ROUTER)
     if moe.router_bias:
-        yield Tensor(f"{prefix}.gate.e_score_correction_bias", (moe.num_experts,), ROUTER)
+        inside = "" if spec.family == "minimax_m2" else "gate."
+        yield Tensor(f"{prefix}.{inside}e_score_correction_bias", (moe.num_experts,), ROUTER)
     if moe.shared_intermediate_size:
         name = "mlp.shared_expert" if moe.shared_gate else "mlp.shared_experts"
         yield from _gated_mlp(name, spec.hidden_size, moe.shared_intermediate_size, SHARED_EXPERTS)
@@ -144,12 +160,36 @@ def _moe_common(spec: ModelSpec, moe: MoeSpec) -> Iterator[Tensor]:
         yield Tensor("mlp.shared_expert_gate.weight", (1, spec.hidden_size), ROUTER)
 
 
-@lru_cache(maxsize=64)
-def layer_common_tensors(spec: ModelSpec, moe_layer: bool) -> tuple[Tensor, ...]:
+def _linear_attention(spec: ModelSpec, linear: LinearAttention) -> Iterator[Tensor]:
+    """Gated delta rule. Checkpoints fuse q, k and v into in_proj_qkv and conv1d; a cut takes each apart, so they are
+    three tensors here.
+    """
+    hidden, keys = spec.hidden_size, linear.num_key_heads * linear.key_head_dim
+    values = linear.num_value_heads * linear.value_head_dim
+    widths = (("q", keys, LINEAR_KEYS), ("k", keys, LINEAR_KEYS), ("v", values, LINEAR_VALUES))
+    for name, width, cut in widths:
+        yield from _column(f"linear_attn.in_proj_qkv.{name}", width, hidden, ATTENTION, cut)
+    yield from _column("linear_attn.in_proj_z", values, hidden, ATTENTION, LINEAR_VALUES)
+    for name in ("a", "b"):  # one number a head: too few rows to quantise
+        rows = (linear.num_value_heads, hidden)
+        yield Tensor(f"linear_attn.in_proj_{name}.weight", rows, ATTENTION, 0, LINEAR_VALUES)
+    for name, width, cut in widths:
+        yield Tensor(f"linear_attn.conv1d.{name}.weight", (width, 1, linear.conv_kernel), ATTENTION, 0, cut)
+    for name in ("dt_bias", "A_log"):
+        yield Tensor(f"linear_attn.{name}", (linear.num_value_heads,), ATTENTION, 0, LINEAR_VALUES)
+    yield Tensor("linear_attn.norm.weight", (linear.value_head_dim,), NORM)
+    yield from _row("linear_attn.out_proj", hidden, values, ATTENTION, LINEAR_VALUES)
+
+
+@lru_cache(maxsize=256)
+def layer_common_tensors(spec: ModelSpec, moe_layer: bool, linear_layer: bool = False) -> tuple[Tensor, ...]:
     """All tensors of one layer but its routed experts, named from the layer on. Layers of a kind agree."""
     hidden = spec.hidden_size
     found = [Tensor("input_layernorm.weight", (hidden,), NORM)]
-    found += _latent_attention(spec, spec.mla) if spec.mla else _attention(spec)
+    if linear_layer and spec.linear_attention:
+        found += _linear_attention(spec, spec.linear_attention)
+    else:
+        found += _latent_attention(spec, spec.mla) if spec.mla else _attention(spec)
     found.append(Tensor("post_attention_layernorm.weight", (hidden,), NORM))
     if moe_layer and spec.moe:
         found += _moe_common(spec, spec.moe)
@@ -161,7 +201,7 @@ def layer_common_tensors(spec: ModelSpec, moe_layer: bool) -> tuple[Tensor, ...]
 def layer_tensors(spec: ModelSpec, layer: int, experts: Iterable[int]) -> Iterator[Tensor]:
     """The tensors of one layer, with the routed experts given."""
     moe_layer = spec.is_moe_layer(layer)
-    local = list(layer_common_tensors(spec, moe_layer))
+    local = list(layer_common_tensors(spec, moe_layer, spec.is_linear_layer(layer)))
     if moe_layer:
         for expert in experts:
             local += expert_tensors(spec, expert)

@@ -1,139 +1,227 @@
-"""A layout in the words of production engines: the flags with which vLLM or SGLang splits a model the same way.
+"""The commands that put a layout into service on vLLM, SGLang or TensorRT-LLM, and the load test of a prediction.
 
-Each engine has a table from our axes to its flags. Where an engine splits otherwise than we do, it is said in a note
-(what it does instead), and where it has nothing of the kind, the layout is refused with a sentence. The words are those
-of vLLM 0.32's `vllm serve --help` and of SGLang's server arguments as its documentation lists them in 2026.
+A command is text to paste, with the version it is for and what differs there from the plan. Pools with roles are a
+server each and a router before them; a server that spans nodes is a command on each. GPUs are given out in the order of
+the layout's ranks, so that its tensor-parallel neighbours are neighbours on the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from labkit.layout import AnyLayout, Deployment, Layout, LayoutError
+from labkit.model.shapes import ModelSpec
+from labkit.plan.command_text import command_text, file_text, yaml_text
+from labkit.plan.engine_flags import ENGINE_NAMES, VERSIONS, DeployFlags, deploy_flags, flags_of
+from labkit.plan.engine_words import SettingWords, setting_words
+from labkit.plan.pools_deploy import POOL_PORT, check_pools, router, transfer_words
+from labkit.plan.verify import Limits, Traffic, load_tests
+from labkit.plan.work import EngineSettings
 
-ENGINES = ("vllm", "sglang")
-ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+__all__ = ["ALL_ENGINES", "Command", "DeployFlags", "deploy_commands", "deploy_flags", "every_engine"]
+ALL_ENGINES = tuple(VERSIONS)
+PORT = 8000
+_MODEL_WORD = {"vllm": "", "sglang": "--model-path", "trtllm": ""}
+_PROGRAM = {
+    "vllm": ["vllm", "serve"],
+    "sglang": ["python", "-m", "sglang.launch_server"],
+    "trtllm": ["trtllm-serve"],
+}
 
 
 @dataclass(frozen=True)
-class DeployFlags:
-    """What a server of `engine` is given for a layout, beside its model and its port."""
+class Command:
+    """Text for a shell. `role`: server, a pool's role, router, or load (the test of the prediction)."""
 
     engine: str
-    layout: Layout
-    flags: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
+    version: str
+    """Of the engine that the words are of."""
+    role: str
+    text: str
     notes: tuple[str, ...] = ()
-    """Where that engine's splitting differs from ours, a sentence each."""
-    mixture_notes: tuple[str, ...] = ()
-    """The same, of models with experts only."""
+    node: int = 0
+    """Which machine it runs on."""
 
 
-def deploy_flags(engine: str, layout: AnyLayout) -> DeployFlags:
-    """The flags of a layout. Raises ValueError for an unknown engine, LayoutError (one too) for what it cannot do."""
-    if engine not in _TABLES:
-        raise ValueError(f"{engine!r} is no engine that labkit can start; choose one of {', '.join(ENGINES)}.")
-    name = ENGINE_NAMES[engine]
+@dataclass(frozen=True)
+class _Server:
+    """One server of a deployment: a layout on GPUs first .. first + world_size − 1."""
+
+    role: str
+    layout: Layout
+    first: int
+    port: int
+    kv_index: int = 0
+    """Which of the servers that pass on KV; names its side channel."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    engine: str
+    served: str
+    settings: EngineSettings
+    gpus_per_node: int
+    pools: bool
+    spec: ModelSpec | None = field(default=None)
+
+
+def deploy_commands(
+    layout: AnyLayout,
+    model: str | ModelSpec,
+    settings: EngineSettings,
+    engine: str,
+    *,
+    workload: Traffic | None = None,
+    objective: Limits | None = None,
+    served: str = "",
+    gpus_per_node: int = 8,
+    asked: str = "",
+) -> list[Command]:
+    """Servers first, then the router, then what verifies the prediction (when there is a workload).
+
+    model: its shapes, with which an engine's own limits are checked, or its name. served: what the engine is given, a
+    folder or a name that it downloads; by default the model's name. asked: how the workload was asked for (a name under
+    data/workloads, a file, a trace, or `8192/1024`). Raises LayoutError or ValueError, each with a sentence, for what
+    the engine does not have.
+    """
+    spec = model if isinstance(model, ModelSpec) else None
+    name = served or (spec.name if spec else str(model))
+    plan = _Plan(engine, name, settings, gpus_per_node, isinstance(layout, Deployment), spec)
     if isinstance(layout, Deployment):
+        check_pools(engine, layout, spec)
+    servers = list(_servers(layout, plan))
+    commands = [command for server in servers for command in _of_server(server, plan)]
+    if plan.pools:
+        text, notes = router(engine, [(server.role, server.port) for server in servers], PORT)
+        commands.append(Command(engine, VERSIONS[engine], "router", text, notes))
+    if workload is not None:
+        balanced = len(servers) > 1 and not plan.pools
+        url = "http://YOUR_BALANCER:8000" if balanced else f"http://127.0.0.1:{PORT}"
+        for by, version, text, notes in load_tests(name, workload, objective, asked, url):
+            commands.append(Command(by, version, "load", text, notes))
+    return commands
+
+
+def every_engine(
+    layout: AnyLayout, model: str | ModelSpec, settings: EngineSettings, **more: Any
+) -> list[dict[str, Any]]:
+    """JSON-ready, an entry an engine: `engine, name, version, refused` (a sentence, or empty) and `commands`."""
+    found = []
+    for engine in ALL_ENGINES:
+        refused, commands = "", []
+        try:
+            commands = [asdict(command) for command in deploy_commands(layout, model, settings, engine, **more)]
+        except ValueError as error:
+            refused = str(error)
+        found.append({"engine": engine, "name": ENGINE_NAMES[engine], "version": VERSIONS[engine],
+                      "refused": refused, "commands": commands})  # fmt: skip
+    return found
+
+
+# ---- which servers
+
+
+def _servers(layout: AnyLayout, plan: _Plan) -> Iterator[_Server]:
+    pools = layout.pools if isinstance(layout, Deployment) else [("server", layout, 0)]
+    port = POOL_PORT if plan.pools else PORT
+    for index, (role, part, first) in enumerate(pools):
+        alike = flags_of(plan.engine, part).num_servers
+        each = part.world_size // alike
+        for copy in range(alike):
+            yield _Server(role, part, first + copy * each, port, index * 100 + copy)
+            port += 1
+
+
+def _of_server(server: _Server, plan: _Plan) -> Iterator[Command]:
+    flags = flags_of(plan.engine, server.layout)
+    if plan.spec is not None:
+        _check_spec(plan.engine, server.layout, plan.spec)
+    words = setting_words(plan.engine, plan.settings, server.layout)
+    size = server.layout.world_size // flags.num_servers
+    node = server.first // plan.gpus_per_node
+    num_nodes = (server.first + size - 1) // plan.gpus_per_node - node + 1
+    if num_nodes > 1:
+        _check_nodes(server, size, num_nodes, plan)
+    notes = _notes(flags, words, plan.spec)
+    if num_nodes > 1 and plan.engine == "trtllm":
+        launcher = ["srun", "-N", str(num_nodes), "-n", str(size), "--mpi=pmix", "trtllm-llmapi-launch"]
+        yield _command(server, plan, flags, words, node, notes, launcher=launcher)
+        return
+    for index in range(num_nodes):
+        across = _across(plan.engine, index, num_nodes)
+        yield _command(server, plan, flags, words, node + index, notes if index == 0 else (), across=across)
+
+
+def _check_nodes(server: _Server, size: int, num_nodes: int, plan: _Plan) -> None:
+    layout, first = server.layout, server.first
+    if first % plan.gpus_per_node or size % num_nodes:
         raise LayoutError(
-            f"{layout} is pools with roles, which are several {name} servers and a router between them; labkit starts "
-            "one server, so give one layout."
+            f"{layout} on GPUs {first} to {first + size - 1} takes unequal parts of {num_nodes} nodes of "
+            f"{plan.gpus_per_node}, and {ENGINE_NAMES[plan.engine]} wants as many GPUs of each."
         )
-    if layout.ring:
-        raise LayoutError(f"{name} has no ring of KV over prefill-context ranks (it gathers): leave out +ring.")
-    return _TABLES[engine](layout)
-
-
-# ---- vLLM
-
-
-def _vllm(layout: Layout) -> DeployFlags:
-    _check_vllm(layout)
-    degrees = {
-        "--tensor-parallel-size": layout.tp,
-        "--pipeline-parallel-size": layout.pp,
-        "--data-parallel-size": layout.dp,
-        "--prefill-context-parallel-size": layout.pcp,
-        "--decode-context-parallel-size": layout.dcp,
-    }
-    flags = _degrees(degrees, always="--tensor-parallel-size")
-    if layout.ep > 1:
-        flags.append("--enable-expert-parallel")
-    environment = {"VLLM_PP_LAYER_PARTITION": _split(layout)} if layout.split else {}
-    return DeployFlags("vllm", layout, tuple(flags), environment, mixture_notes=_vllm_notes(layout))
-
-
-def _check_vllm(layout: Layout) -> None:
-    inside = layout.tp * layout.pcp
-    if layout.sp:
-        raise LayoutError("vLLM has no flag for sequence-parallel norms: leave out +sp.")
-    if layout.dp > 1 and layout.ep > 1 and not layout.attention_dp:
+    if plan.engine == "sglang" and layout.dp > 1 and not layout.attention_dp:
         raise LayoutError(
-            f"vLLM shares experts out over all its ranks of a stage, replicas included: with dp {layout.dp}, ep can be "
-            f"1 or {layout.dp * inside}, and {layout} has ep {layout.ep}."
+            f"SGLang keeps its data-parallel replicas on one node, and {layout} spans {num_nodes}: start a server on "
+            "each node and a router before them, or take attention data parallelism (ep over all ranks)."
         )
 
 
-def _vllm_notes(layout: Layout) -> tuple[str, ...]:
-    if layout.dp == 1 or layout.ep > 1:
+def _command(
+    server: _Server,
+    plan: _Plan,
+    flags: DeployFlags,
+    words: SettingWords,
+    node: int,
+    notes: tuple[str, ...],
+    *,
+    across: tuple[str, ...] = (),
+    launcher: list[str] | None = None,
+) -> Command:
+    transfer = transfer_words(plan.engine, server.role, server.kv_index) if plan.pools else None
+    options = {**flags.options, **words.options, **(transfer.options if transfer else {})}
+    environment = {**_visible(server, plan, flags), **flags.environment, **(transfer.environment if transfer else {})}
+    model = [word for word in (_MODEL_WORD[plan.engine], plan.served) if word]
+    rest = [*flags.flags, *words.flags, *(transfer.flags if transfer else ()), *across, "--port", str(server.port)]
+    before = ""
+    if options:
+        file = f"{plan.engine}-{server.role}.yaml"
+        before = file_text(file, yaml_text(options))
+        rest += ["--config", file]
+    text = before + command_text([*(launcher or []), *_PROGRAM[plan.engine], *model], rest, environment)
+    return Command(plan.engine, VERSIONS[plan.engine], server.role, text, notes, node)
+
+
+def _visible(server: _Server, plan: _Plan, flags: DeployFlags) -> dict[str, str]:
+    """Which GPUs of its node a server may see, where it shares the node with others."""
+    size = server.layout.world_size // flags.num_servers
+    if size >= plan.gpus_per_node or not (plan.pools or flags.num_servers > 1):
+        return {}
+    first = server.first % plan.gpus_per_node
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + size)))}
+
+
+def _across(engine: str, index: int, num_nodes: int) -> tuple[str, ...]:
+    if num_nodes == 1:
         return ()
-    return (
-        "vLLM cuts experts over tp and dp together, so that its replicas step together; ours hold all experts each.",
-    )
+    if engine == "vllm":
+        headless = ("--headless",) if index else ()
+        return ("--nnodes", str(num_nodes), "--node-rank", str(index), "--master-addr", "FIRST_NODE", *headless)
+    return ("--nnodes", str(num_nodes), "--node-rank", str(index), "--dist-init-addr", "FIRST_NODE:5000")
 
 
-# ---- SGLang
+def _notes(flags: DeployFlags, words: SettingWords, spec: ModelSpec | None) -> tuple[str, ...]:
+    mixture = flags.mixture_notes if spec is None or spec.moe is not None else ()
+    return (*flags.notes, *mixture, *words.notes)
 
 
-def _sglang(layout: Layout) -> DeployFlags:
-    _check_sglang(layout)
-    attention_dp = layout.attention_dp
-    degrees = {
-        "--tp-size": layout.tp * layout.pcp * (layout.dp if attention_dp else 1),
-        "--pp-size": layout.pp,
-        "--dp-size": layout.dp,
-        "--ep-size": layout.ep,
-        "--attn-cp-size": layout.pcp,
-        "--dcp-size": layout.dcp,
-    }
-    flags = _degrees(degrees, always="--tp-size")
-    if attention_dp:
-        flags.append("--enable-dp-attention")
-    if layout.pcp > 1:
-        flags += ["--enable-prefill-cp", "--cp-strategy", "zigzag"]
-    environment = {"SGLANG_PP_LAYER_PARTITION": _split(layout)} if layout.split else {}
-    return DeployFlags("sglang", layout, tuple(flags), environment, _sglang_notes(layout))
-
-
-def _check_sglang(layout: Layout) -> None:
-    if layout.sp:
-        raise LayoutError("SGLang has no flag for sequence-parallel norms: leave out +sp.")
-    if layout.pcp > 1 and layout.dcp > 1:
-        raise LayoutError(
-            f"SGLang shares KV out over tensor-parallel ranks only, and {layout} also over pcp: choose pcp or dcp."
-        )
-
-
-def _sglang_notes(layout: Layout) -> tuple[str, ...]:
-    if layout.pcp == 1:
-        return ()
-    return (
-        f"SGLang counts its prefill-context ranks inside --tp-size (here {layout.tp} x {layout.pcp}) and cuts MLPs "
-        "over all of them; ours are cut over tp.",
-    )
-
-
-# ---- both
-
-
-def _degrees(degrees: dict[str, int], always: str) -> list[str]:
-    """Flags of the degrees above 1; the tensor-parallel size is always said."""
-    return [word for flag, n in degrees.items() if n > 1 or flag == always for word in (flag, str(n))]
-
-
-def _split(layout: Layout) -> str:
-    return ",".join(map(str, layout.split or ()))
-
-
-_TABLES: dict[str, Callable[[Layout], DeployFlags]] = {"vllm": _vllm, "sglang": _sglang}
+def _check_spec(engine: str, layout: Layout, spec: ModelSpec) -> None:
+    """An engine's own limits that depend on the model, beyond what a layout's legality asks."""
+    if engine == "vllm" and layout.dcp > 1 and layout.pcp == 1 and spec.mla is None:
+        share = spec.num_heads // spec.num_kv_heads
+        if share % layout.dcp:
+            raise LayoutError(
+                f"vLLM wants the query heads of a KV head ({share} in {spec.name}) to be a multiple of dcp, and "
+                f"{layout} has dcp {layout.dcp}."
+            )

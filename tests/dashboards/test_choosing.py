@@ -123,7 +123,9 @@ def test_presets_are_single_axes_and_the_pools_that_the_server_lists(page: Page)
     put(page, made)
     names = page.locator(".lk-presets button").all_inner_texts()
     pools = ["prefill:TP1, decode:TP1", "prefill:TP3, decode:TP1"]
-    assert names == ["TP1", "DP4", "PP4", "PCP4", "TP4", "PCP4×DCP4", *pools]
+    by_two = ["DP2", "PP2", "PCP2", "TP2", "PCP2×DCP2"]
+    assert names == ["TP1", *by_two, "DP4", "PP4", "PCP4", "TP4", "PCP4×DCP4", *pools]
+    assert page.locator(".lk-preset-title").all_inner_texts() == ["1 rank", "2 ranks", "4 ranks", "Pools"]
     page.get_by_role("button", name="prefill:TP1, decode:TP1").click()
     assert chosen(page) == "prefill:TP1, decode:TP1"
     assert page.locator(".lk-axes input:checked").count() == 0
@@ -131,6 +133,14 @@ def test_presets_are_single_axes_and_the_pools_that_the_server_lists(page: Page)
     assert "8 query heads" in page.locator(".lk-why").inner_text() and chosen(page) == "prefill:TP1, decode:TP1"
     degree(page, "dp", 2).check()
     assert chosen(page) == "DP2"
+
+
+def test_a_newcomer_walks_from_one_rank_to_two_and_back_by_buttons_alone(page: Page) -> None:
+    put(page, watching(tp=1))
+    for name in ("TP2", "DP2", "TP1"):
+        page.get_by_role("button", name=name, exact=True).click()
+        assert chosen(page) == name
+        assert page.locator('.lk-presets [aria-pressed="true"]').all_inner_texts() == [name]
 
 
 def test_more_ranks_than_cores_is_said_at_the_choice(page: Page) -> None:

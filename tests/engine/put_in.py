@@ -52,9 +52,9 @@ def decoded(ranks: RealRanks, delay_s: float, num_tokens: int) -> NDArray[np.voi
     return rows[rows["phase"] != PREFILL]
 
 
-def medians_us(rows: NDArray[np.void], percentile: float = 50) -> tuple[float, float]:
-    """Wait and transfer; or another percentile of the two."""
-    wait, transfer = (np.percentile(rows[f"{what}_ns"], percentile) / 1e3 for what in ("wait", "transfer"))
+def medians_us(rows: NDArray[np.void]) -> tuple[float, float]:
+    """Wait and transfer."""
+    wait, transfer = (np.median(rows[f"{what}_ns"]) / 1e3 for what in ("wait", "transfer"))
     return float(wait), float(transfer)
 
 

@@ -69,10 +69,12 @@ def test_an_axis_that_cannot_be_used_says_why_and_has_no_row() -> None:
     assert alone["axes"] == [] and alone["legal"] == ["tp1"] and len(alone["absent"]) == 6
 
 
-def test_presets_are_each_axis_alone_as_far_as_it_goes() -> None:
+def test_presets_are_each_axis_alone_by_two_and_as_far_as_it_goes() -> None:
     table = choice_table(load_spec("lab-moe-8x"), 4)
-    assert table["presets"] == ["tp1", "dp4", "pp4", "pcp4", "tp4", "pcp4xdcp4", "tp4xep4"]
+    by_two = ["dp2", "pp2", "pcp2", "tp2", "pcp2xdcp2", "tp2xep2"]
+    assert table["presets"] == ["tp1", *by_two, "dp4", "pp4", "pcp4", "tp4", "pcp4xdcp4", "tp4xep4"]
     assert set(table["presets"]) <= set(table["legal"])
+    assert choice_table(load_spec("lab-moe-8x"), 2)["presets"] == ["tp1", *by_two]
 
 
 def test_an_option_is_a_toggle_of_the_axis_that_carries_it() -> None:

@@ -24,7 +24,7 @@ SGLANG = {
     "dp2xtp2": "--tp-size 2 --dp-size 2",
     "tp4xdcp2": "--tp-size 4 --dcp-size 2",
     "tp2xep2": "--tp-size 2 --ep-size 2",
-    "dp2xtp2xep4": "--tp-size 4 --dp-size 2 --ep-size 4 --enable-dp-attention",
+    "dp2xtp2xep4": "--tp-size 4 --attn-dp-size 2 --ep-size 4",
     "pcp2xtp2": "--tp-size 4 --attn-cp-size 2 --enable-prefill-cp --cp-strategy zigzag",
 }
 

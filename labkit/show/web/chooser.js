@@ -89,7 +89,7 @@ export class Chooser {
     const had = this.rows.contains(document.activeElement) ? document.activeElement.id : "";
     this.legend.textContent = t("chooser.title");
     this.presets.setAttribute("aria-label", t("chooser.presets"));
-    this.presets.replaceChildren(...this.presetButtons(t));
+    this.presets.replaceChildren(...this.presetGroups(t));
     this.rows.replaceChildren(...offered.map((row) => this.row(row, t)));
     if (had) document.getElementById(had)?.focus();
     const absent = this.table.absent ?? [];
@@ -116,14 +116,29 @@ export class Chooser {
     return this.parsed;
   }
 
-  presetButtons(t) {
-    const singles = (this.table.presets ?? []).map((slug) => ({ layout: slug, name: layoutName(slug), legal: true }));
-    return [...singles, ...this.pools].map((choice) =>
-      h("button", {
-        type: "button", class: "lk-preset", "data-layout": choice.layout, "aria-disabled": choice.legal ? null : "true",
-        title: choice.legal ? t("controls.ranks", { n: ranksOf(choice.layout) }) : choice.reason,
-        onclick: () => (choice.legal ? this.choose(choice.layout) : this.refuse(choice.layout, choice.name, choice.reason, [])),
-      }, glyph(choice.layout), choice.name));
+  /** In groups by their number of ranks; what the server lists as pools comes last. */
+  presetGroups(t) {
+    const groups = new Map();
+    for (const slug of this.table.presets ?? []) {
+      const n = ranksOf(slug);
+      if (!groups.has(n)) groups.set(n, []);
+      groups.get(n).push({ layout: slug, name: layoutName(slug), legal: true });
+    }
+    const named = [...groups].map(([n, choices]) => [t(n === 1 ? "controls.rank" : "controls.ranks", { n }), choices]);
+    if (this.pools.length) named.push([t("chooser.pools"), this.pools]);
+    return named.map(([name, choices]) => {
+      const title = h("span", { class: "lk-preset-title", id: uniqueId("presets") }, name);
+      const buttons = choices.map((choice) => this.presetButton(choice, t));
+      return h("div", { class: "lk-preset-group", role: "group", "aria-labelledby": title.id }, title, buttons);
+    });
+  }
+
+  presetButton(choice, t) {
+    return h("button", {
+      type: "button", class: "lk-preset", "data-layout": choice.layout, "aria-disabled": choice.legal ? null : "true",
+      title: choice.legal ? t("controls.ranks", { n: ranksOf(choice.layout) }) : choice.reason,
+      onclick: () => (choice.legal ? this.choose(choice.layout) : this.refuse(choice.layout, choice.name, choice.reason, [])),
+    }, glyph(choice.layout), choice.name);
   }
 
   row({ axis, degrees, options }, t) {
@@ -220,7 +235,7 @@ export class Chooser {
       button.setAttribute("aria-pressed", String(on));
       button.disabled = !on && !this.isLegal(slugOf(this.base.degrees, [...this.base.options, option]));
     }
-    for (const button of this.presets.children) {
+    for (const button of this.presets.querySelectorAll("button")) {
       button.setAttribute("aria-pressed", String(button.dataset.layout === this.chosen));
     }
     this.showChosen(t);

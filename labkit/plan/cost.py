@@ -1,0 +1,101 @@
+"""The time of a step on GPUs that one may not have: rooflines over what a rank holds, and collectives by topology.
+
+`step_cost(layout, spec, hardware, settings)` is a `StepCost`: seconds of a step, of the interval until the next may
+follow, by part, and of a handoff. Stages follow each other, so `seconds` is their sum and `interval` the slowest. With
+attention-DP all replicas step together, so the experts see everybody's tokens; replicas are taken as equally busy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.layout import Layout, kv_bytes_per_token, require_legal
+from labkit.model.shapes import DTYPE_BYTES, ModelSpec
+from labkit.plan.engine_cost import EngineConstants, axis_seconds, engine_constants, work_seconds
+from labkit.plan.hardware import Hardware
+from labkit.plan.stage_shape import StageShape, stage_shapes
+from labkit.plan.work import EngineSettings, StepCost, StepWork
+
+PARTS = ("matrices", "experts", "attention", "kv", "head", "elementwise", "overhead")
+EXPERT_SKEW = 1.0
+"""Load of the busiest expert rank over the mean one, unless the caller knows it (labkit.layout.imbalance)."""
+KV_BYTES = {"auto": 0, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2}
+
+
+def kv_number_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
+    """Bytes of one cached number. Raises ValueError for a dtype that is unknown."""
+    if settings.kv_cache_dtype not in KV_BYTES:
+        raise ValueError(
+            f"kv_cache_dtype {settings.kv_cache_dtype!r} is unknown: choose one of {', '.join(KV_BYTES)}."
+        )
+    return KV_BYTES[settings.kv_cache_dtype] or DTYPE_BYTES[spec.dtype]
+
+
+def step_cost(
+    layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str = "vllm",
+    skew: float = EXPERT_SKEW,
+) -> StepCost:  # fmt: skip
+    """The cost of a replica's steps. `skew`: the busiest expert rank's load over the mean's, at least 1.
+
+    Raises LayoutError when the model does not allow the layout, ValueError when there are too few GPUs.
+    """
+    require_legal(layout, spec)
+    if layout.world_size > hardware.num_gpus:
+        raise ValueError(f"{layout} needs {layout.world_size} GPUs, and {hardware.name} has {hardware.num_gpus}.")
+    if skew < 1:
+        raise ValueError(f"skew is {skew}; the busiest rank has at least the mean's load: give 1 or more.")
+    constants = engine_constants(engine)
+    number_bytes = kv_number_bytes(spec, settings)
+    shapes = stage_shapes(layout, spec, hardware, number_bytes, engine != "labkit")
+    handoff = sum(
+        kv_bytes_per_token(layout, spec, layout.rank_of(layout.coords(0)._replace(pp=stage)), number_bytes)
+        for stage in range(layout.pp)
+    )
+    link = hardware.across or hardware.fast or hardware.inside
+    bandwidth = hardware.device.memory_bandwidth.value
+    return RooflineCost(
+        shapes, constants, bandwidth, skew, handoff / layout.pp / link.message_bandwidth.value,
+        link.message_latency_s.value,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RooflineCost:
+    """A `StepCost` from coefficients alone."""
+
+    shapes: tuple[StageShape, ...]
+    constants: EngineConstants
+    bandwidth: float
+    skew: float
+    handoff_token_s: float
+    handoff_latency_s: float
+
+    def seconds(self, work: StepWork) -> float:
+        return self.constants.step_s + sum(self._stage(shape, work) for shape in self.shapes)
+
+    def interval(self, work: StepWork) -> float:
+        return self.constants.step_s + max(self._stage(shape, work) for shape in self.shapes)
+
+    def _stage(self, shape: StageShape, work: StepWork) -> float:
+        found = work_seconds(shape, self.constants, self.bandwidth, work)
+        crossing = sum(axis_seconds(axis, self.constants, work) for axis in shape.axes)
+        return sum(found) + (self._skew(shape) - 1) * found[1] + crossing
+
+    def _skew(self, shape: StageShape) -> float:
+        return self.skew if shape.expert_spread > 1 else 1.0
+
+    def parts(self, work: StepWork) -> dict[str, float]:
+        total = dict.fromkeys(PARTS, 0.0)
+        total["overhead"] = self.constants.step_s
+        for shape in self.shapes:
+            found = dict(zip(PARTS, work_seconds(shape, self.constants, self.bandwidth, work), strict=True))
+            found["experts"] *= self._skew(shape)
+            for axis in shape.axes:
+                found[axis.axis] = axis_seconds(axis, self.constants, work)
+            for part, seconds in found.items():
+                total[part] = total.get(part, 0.0) + seconds
+        return {part: seconds for part, seconds in total.items() if seconds}
+
+    def handoff_seconds(self, num_tokens: int) -> float:
+        """All ranks of the pool send their share at once over the link between nodes (or the fastest inside one)."""
+        return self.handoff_latency_s + num_tokens * self.handoff_token_s

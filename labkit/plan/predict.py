@@ -1,0 +1,178 @@
+"""What a user would see: TTFT and TPOT of a layout in a closed loop or at a rate, in closed form, with their error.
+
+Below the point where the KV cache is full both come from `labkit.plan.closed_loop`. Beyond it the replica holds as many
+requests as fit and the others wait: TTFT grows by (requests ÷ requests that fit − 1) lives, TPOT stays. The bands are
+mean absolute errors, measured by leaving the model out (docs/predictions.md); wider for what was never measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from labkit.layout import Layout
+from labkit.model.shapes import ModelSpec
+from labkit.plan.closed_loop import Loop, closed_loop
+from labkit.plan.cost import step_cost
+from labkit.plan.engine_cost import engine_constants, error_bands
+from labkit.plan.hardware import Hardware
+from labkit.plan.work import EngineSettings, StepCost, StepWork
+
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_NO_WINDOW = 1e9
+RESERVED_OUTPUT = {"vllm": 0.5, "sglang": 0.75, "trtllm": 1.0, "labkit": 1.0}
+"""How much of the output a running request holds in the cache, on average: vLLM admits by what is there (half of it),
+TensorRT-LLM's default reserves all, SGLang reserves a share that it adapts (it begins at 0.7)."""
+_NORMAL = {"p50": 0.0, "p95": 1.645, "p99": 2.326}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Milliseconds; `band_*` are relative mean absolute errors (0.18: ± 18 %)."""
+
+    ttft_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+    requests_per_s: float
+    tokens_per_s: float
+    """Output tokens."""
+    concurrency: float
+    """Requests in flight, of the whole deployment."""
+    kv_full: bool
+    queue_ms: float
+    """Of the mean TTFT: waiting for others' prompts or for KV. Infinite where the rate is above what can be served."""
+    source: str
+    band_ttft: float
+    band_tpot: float
+
+
+def step_seconds(cost: StepCost, layout: Layout) -> object:
+    """Seconds of a step as its requests see it. Through a pipeline, running requests are spread over pp micro-batches:
+    a decode comes round after pp intervals, and a chunk delays it by what it adds to one."""
+    if layout.pp == 1:
+        return cost.seconds
+
+    def seconds(work: StepWork) -> float:
+        share: Any = 1 / layout.pp
+        decodes = replace(
+            work, prefill_tokens=0, prefill_seqs=0, prefill_pairs=0, prefill_window_pairs=0, prefill_context=0,
+            decodes=work.decodes * share, decode_context=work.decode_context * share,
+            decode_window_context=work.decode_window_context * share, logits=work.decodes * share,
+        )  # fmt: skip
+        around = max(cost.seconds(decodes), layout.pp * cost.interval(decodes))
+        if not work.prefill_tokens:
+            return around
+        both = replace(
+            work, decodes=decodes.decodes, decode_context=decodes.decode_context,
+            decode_window_context=decodes.decode_window_context,
+        )  # fmt: skip
+        return around + cost.interval(both) - cost.interval(decodes)
+
+    return seconds
+
+
+def _capacity(
+    layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str, prompt: float,
+    output: float,
+) -> float:  # fmt: skip
+    """Requests that one replica holds at once. Raises ValueError with the reason when the model does not fit."""
+    from labkit.plan.memory import memory_plan
+
+    plan = memory_plan(layout, spec, hardware.device.memory_bytes, settings)
+    if not plan.fits:
+        raise ValueError(plan.reason)
+    held = RESERVED_OUTPUT[engine] if settings.policy == "vllm" else 1.0
+    each = math.ceil((prompt + held * output) / plan.block_size) * plan.block_size
+    return min(float(settings.max_num_seqs), plan.kv_blocks * plan.block_size / each)
+
+
+def _loop(
+    cost: StepCost, layout: Layout, spec: ModelSpec, settings: EngineSettings, engine: str, prompt: float,
+    output: float, requests: float, rounds: int,
+) -> Loop:  # fmt: skip
+    constants = engine_constants(engine)
+    return closed_loop(
+        step_seconds(cost, layout), prompt=prompt, output=max(2.0, output), requests=max(1.0, requests),  # type: ignore[arg-type]
+        budget=settings.max_num_batched_tokens, window=spec.sliding_window or _NO_WINDOW,
+        request_s=constants.request_s + constants.request_token_s * prompt, queue_share=constants.queue_share,
+        mixed=0.0 if engine == "sglang" else 1.0, burst_share=1 / rounds if rounds else 0.0,
+    )  # fmt: skip
+
+
+def predict_closed(
+    layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, *, prompt_tokens: float,
+    output_tokens: float, concurrency: float, engine: str = "vllm", rounds: int = 0, cost: StepCost | None = None,
+) -> Prediction:  # fmt: skip
+    """A closed loop of `concurrency` requests over all replicas. `rounds`: requests a client sends after starting with
+    all others at once, as benchmarks do; 0: the steady state. `cost`: instead of the fitted one.
+
+    Raises ValueError when the model does not fit, LayoutError when it does not allow the layout.
+    """
+    source = f"roofline and collectives, fitted for {engine}" if cost is None else "the step cost given"
+    cost = cost or step_cost(layout, spec, hardware, settings, engine)
+    room = _capacity(layout, spec, hardware, settings, engine, prompt_tokens, output_tokens)
+    each = concurrency / layout.dp
+    held = min(each, room)
+    loop = _loop(cost, layout, spec, settings, engine, prompt_tokens, output_tokens, held, rounds)
+    life = loop.ttft_s + (output_tokens - 1) * loop.tpot_s
+    waiting = max(0.0, each / held - 1) * life
+    rate = layout.dp * held / life
+    return _prediction(
+        loop, waiting, rate, output_tokens, concurrency, each > room, source, spec, hardware, engine,
+        burst_share=1 / rounds if rounds else 0.0,
+    )  # fmt: skip
+
+
+def predict_open(
+    layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, *, prompt_tokens: float,
+    output_tokens: float, rate: float, engine: str = "vllm", cost: StepCost | None = None,
+) -> Prediction:  # fmt: skip
+    """Poisson arrivals at `rate` a second over all replicas: the closed loop whose throughput is the rate, and the
+    queue of an M/D/1 prefill server in front. Where more arrives than is served, TTFT and queue are infinite."""
+    source = f"roofline and collectives, fitted for {engine}" if cost is None else "the step cost given"
+    cost = cost or step_cost(layout, spec, hardware, settings, engine)
+    room = _capacity(layout, spec, hardware, settings, engine, prompt_tokens, output_tokens)
+    own = rate / layout.dp
+    low, high = 0.0, room
+
+    def loop_at(requests: float) -> tuple[Loop, float]:
+        loop = _loop(cost, layout, spec, settings, engine, prompt_tokens, output_tokens, requests, 0)
+        return loop, max(requests, 1e-9) / (loop.ttft_s + (output_tokens - 1) * loop.tpot_s)
+
+    loop, most = loop_at(room)
+    full = own >= most
+    if not full:
+        for _ in range(18):
+            middle = (low + high) / 2
+            loop, served = loop_at(middle)
+            low, high = (middle, high) if served < own else (low, middle)
+    busy = min(0.99, own * loop.prefill_s)
+    waiting = math.inf if full else busy * loop.prefill_s / (2 * (1 - busy))
+    extra = max(0.0, waiting - loop.queue_s)
+    return _prediction(
+        loop, extra, min(own, most) * layout.dp, output_tokens, (low + high) / 2 * layout.dp, full, source, spec,
+        hardware, engine, random=True,
+    )  # fmt: skip
+
+
+def _prediction(
+    loop: Loop, waiting: float, rate: float, output: float, concurrency: float, full: bool, source: str,
+    spec: ModelSpec, hardware: Hardware, engine: str, *, burst_share: float = 0.0, random: bool = False,
+) -> Prediction:  # fmt: skip
+    mean = loop.ttft_s + waiting
+    queue = loop.queue_s + waiting
+    ttft, tpot = {"mean": 1e3 * mean}, {"mean": 1e3 * loop.tpot_s}
+    prompts = max(0.0, (loop.decoding - 1)) * 1.0  # others' prompts that interrupt one answer
+    for name, share in PERCENTILES.items():
+        if math.isinf(queue):
+            ttft[name] = math.inf
+        elif share < 1 - burst_share:  # the queue's length is nearly memoryless
+            ttft[name] = 1e3 * (mean - queue - queue * math.log(1 - share / (1 - burst_share + 1e-9)))
+        else:
+            ttft[name] = 1e3 * (waiting + 2 * loop.burst_s * (share - 1 + burst_share) / burst_share)
+        spread = _NORMAL[name] * math.sqrt(prompts) * loop.prefill_s / max(1.0, output - 1) * (1.0 if random else 0.5)
+        tpot[name] = 1e3 * (loop.tpot_s + spread)
+    bands = error_bands(spec, hardware, engine)
+    return Prediction(
+        ttft, tpot, rate, rate * output, concurrency, full, 1e3 * queue, source, bands[0], bands[1]
+    )
