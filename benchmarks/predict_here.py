@@ -40,21 +40,23 @@ KV_BLOCKS = 4096
 Arrivals = list[tuple[float, int, int]]
 
 
-def arrivals_of(workload: str, rate: float, seconds: float, seed: int) -> Arrivals:
+def arrivals_of(workload: str, rate: float, seconds: float, options: Any) -> Arrivals:
     """The schedule that will be sent: (at, prompt tokens, answer tokens)."""
-    schedule = make_schedule(load_workload(workload), rate=rate, seconds=seconds, seed=seed)
+    schedule = make_schedule(
+        load_workload(workload), rate=rate, seconds=seconds, seed=options.seed, length_scale=options.scale
+    )
     return [(request.at_s, len(request.prompt_ids), request.max_tokens) for request in schedule.requests]
 
 
-def rate_for(calibration: Calibration, workload: str, load: float, seed: int) -> float:
+def rate_for(calibration: Calibration, workload: str, options: Any) -> float:
     """Requests a second that keep one rank busy for so much of the time, as predicted."""
     low, high = 0.02, 50.0
     for _ in range(12):
         rate = (low * high) ** 0.5
         loop = SharedLoop(Layout(), calibration.cost("tp1"), KV_BLOCKS)
-        arrivals = arrivals_of(workload, rate, 80 / rate, seed)
+        arrivals = arrivals_of(workload, rate, 80 / rate, options)
         loop.run(arrivals)
-        low, high = (rate, high) if loop.busy_s / arrivals[-1][0] < load else (low, rate)
+        low, high = (rate, high) if loop.busy_s / arrivals[-1][0] < options.load else (low, rate)
     return float(f"{low:.2g}")
 
 
@@ -86,9 +88,9 @@ def run_one(
 ) -> dict[str, Any]:
     plan = RunPlan(
         layout=Layout.parse(layout), workload=workload, rate=rate, seconds=options.seconds, warmup_s=options.warmup,
-        seed=options.seed,
-    )
-    arrivals = arrivals_of(workload, rate, options.seconds + options.warmup, options.seed)
+        seed=options.seed, length_scale=options.scale,
+    )  # fmt: skip
+    arrivals = arrivals_of(workload, rate, options.seconds + options.warmup, options)
     expected = predict(calibration, layout, arrivals, options.warmup)
     run = lab.run_plan(plan)
     found = measured(run.records)
@@ -110,7 +112,7 @@ def server_pid() -> int:
 def keep(folder: Path, layout: str, workload: str, rate: float, options: Any, run: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     about = {"layout": layout, "workload": workload, "rate": rate, "seconds": options.seconds, "seed": options.seed,
-             "warmup": options.warmup, "requests": run.records, "steps": run.step_records}  # fmt: skip
+             "warmup": options.warmup, "scale": options.scale, "requests": run.records, "steps": run.step_records}  # fmt: skip
     (folder / f"{workload}-{layout}.msgpack").write_bytes(msgspec.msgpack.encode(about))
 
 
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.6)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--warmup", type=float, default=2.0)
+    parser.add_argument("--scale", type=float, default=1.0, help="of all lengths: shorter ones make more requests")
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
@@ -141,7 +144,7 @@ def main() -> None:
     else:
         plan = plan_of(options.model, options.layouts, 2, anyway=options.anyway)
         calibration, _ = calibrate(plan, None, lambda what, share: print(f"{share:4.0%} {what}", file=sys.stderr))
-    rates = {name: rate_for(calibration, name, options.load, options.seed) for name in options.workloads}
+    rates = {name: rate_for(calibration, name, options) for name in options.workloads}
     columns = "".join(f"{f'{name} ms':>10}{'measured':>9}{'error':>7} " for name in ALLOWED)
     print(f"{'workload':<14}{'':<6}{'rate':>5}{'n':>5}{columns}")
     with own_lab(model=options.model, ranks=2) as lab:

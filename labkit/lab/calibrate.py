@@ -46,6 +46,13 @@ class Measured:
     """Of those, the ones that had the server to themselves."""
     took_s: float = 0.0
 
+    def add(self, other: Measured) -> None:
+        """Another round of the same."""
+        self.steps += other.steps
+        self.requests += other.requests
+        self.lone += other.lone
+        self.took_s += other.took_s
+
 
 @contextlib.contextmanager
 def private_server(**serve: Any) -> Iterator[tuple[ServerClient, int]]:
@@ -97,9 +104,10 @@ def measure_layout(
     layout: Layout,
     *,
     effort: float = 1.0,
+    seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Measured:
-    """Switch to `layout` and run its designed load. Raises ServerError, DriverError."""
+    """Switch to `layout` and run its designed load once. Raises ServerError, DriverError."""
     found, began = Measured(layout), time.monotonic()
     run_id = new_run_id(f"calibrate-{layout.slug}")
     lock = threading.Lock()
@@ -118,7 +126,7 @@ def measure_layout(
         for at, phase in enumerate(work):
             if on_progress is not None:
                 on_progress(f"{layout}: {phase.name}", at / len(work))
-            spec = _spec(client, state, run_id, phase, seed=at)
+            spec = _spec(client, state, run_id, phase, seed=1000 * seed + at)
             records = driver.run(spec, timeout_s=300.0).records
             found.requests += records
             found.lone += records if phase.lone else []
@@ -145,20 +153,26 @@ def _spec(client: ServerClient, state: dict[str, Any], run_id: str, phase: Phase
 def measure_layouts(
     layouts: Sequence[Layout],
     *,
+    rounds: int = 2,
     effort: float = 1.0,
     on_progress: OnProgress | None = None,
     **serve: Any,
 ) -> tuple[list[Measured], dict[str, Any]]:
-    """Each layout in turn on one server of warm ranks; and what the server says of itself, with `others` (see
-    `labkit.lab.calibrate_quiet`) beside it: the share of the cores that others had meanwhile."""
+    """The layouts in turn, `rounds` times, on one server of warm ranks, so that a slow minute is no layout's own.
+
+    And what the server says of itself, with `others` beside it: the share of the cores that others had meanwhile.
+    """
+    found = [Measured(layout) for layout in layouts]
     with private_server(**serve) as (client, pid), DriverProcess() as driver:
         driver.warm()
         meter = Others([pid, driver.pid or os.getpid(), os.getpid()])
-        done = []
-        for at, layout in enumerate(layouts):
-            report = _within(on_progress, at, len(layouts))
-            done.append(measure_layout(client, driver, layout, effort=effort, on_progress=report))
-        return done, {**client.state(), "others": meter.share()}
+        for turn in range(rounds):
+            for at, measured in enumerate(found):
+                report = _within(on_progress, turn * len(layouts) + at, rounds * len(layouts))
+                measured.add(
+                    measure_layout(client, driver, measured.layout, effort=effort, seed=turn, on_progress=report)
+                )
+        return found, {**client.state(), "others": meter.share()}
 
 
 def _within(on_progress: OnProgress | None, at: int, total: int) -> OnProgress | None:

@@ -25,7 +25,8 @@ def calibrate(
         list[str] | None, typer.Option("--layout", help="tp1, tp2 …; may be repeated. Default: one split of each kind.")
     ] = None,
     ranks: Annotated[int, typer.Option(help="Of the pool; 0: one a GPU or a core, at least 2.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps, larger residuals.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="How often the layouts take turns.")] = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="One round of fewer steps.")] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Measure although others use this machine.")] = False,
     out: Annotated[str, typer.Option(help="The file; by default calibrations/ under LABKIT_HOME.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Nothing on stdout but one JSON line.")] = False,
@@ -35,7 +36,9 @@ def calibrate(
         from labkit.lab.calibrate_plan import calibrate as measure
         from labkit.lab.calibrate_plan import plan_of
 
-        plan = plan_of(model, layout or [], ranks, effort=0.34 if quick else 1.0, anyway=anyway)
+        plan = plan_of(
+            model, layout or [], ranks, rounds=1 if quick else rounds, effort=0.5 if quick else 1.0, anyway=anyway
+        )
         typer.echo(f"{plan.sentence} Ctrl-C stops it and leaves nothing behind.", err=True)
         show = _Line()
         found, path = measure(plan, Path(out) if out else None, show)

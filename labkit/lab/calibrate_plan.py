@@ -28,8 +28,9 @@ class CalibrationPlan:
     spec: ModelSpec
     layouts: tuple[Layout, ...]
     num_ranks: int
+    rounds: int = 2
     effort: float = 1.0
-    """1: as designed; less: fewer steps."""
+    """1: as designed; less: fewer steps a round."""
     anyway: bool = False
 
     @property
@@ -39,8 +40,9 @@ class CalibrationPlan:
 
 
 def plan_of(
-    model: str, layouts: Sequence[str] = (), ranks: int = 0, *, effort: float = 1.0, anyway: bool = False
-) -> CalibrationPlan:
+    model: str, layouts: Sequence[str] = (), ranks: int = 0, *,
+    rounds: int = 2, effort: float = 1.0, anyway: bool = False,
+) -> CalibrationPlan:  # fmt: skip
     """Raises ValueError (LayoutError) or FileNotFoundError for what cannot be measured here."""
     spec, machine = load_spec(model), look_at_machine()
     if ranks < 0:
@@ -51,7 +53,7 @@ def plan_of(
     chosen = asked or [each for each in default_layouts(num_ranks) if is_legal(each, spec, num_ranks, engine=True)]
     for layout in asked:
         require_deployable(layout, spec, num_ranks, engine=True)
-    return CalibrationPlan(model, spec, tuple(dict.fromkeys(chosen)), num_ranks, effort, anyway)
+    return CalibrationPlan(model, spec, tuple(dict.fromkeys(chosen)), num_ranks, rounds, effort, anyway)
 
 
 def _one_layout(text: str) -> Layout:
@@ -75,8 +77,9 @@ def calibrate(
     require_quiet(before, plan.anyway)
     load_average = os.getloadavg()[0]
     measured, state = measure_layouts(
-        plan.layouts, effort=plan.effort, on_progress=on_progress, model=plan.model, ranks=plan.num_ranks
-    )
+        plan.layouts, rounds=plan.rounds, effort=plan.effort, on_progress=on_progress, model=plan.model,
+        ranks=plan.num_ranks,
+    )  # fmt: skip
     found = fit(plan, measured, state, load_average)
     path = save_calibration(found, out or calibration_path(plan.spec.name))
     if out is None:

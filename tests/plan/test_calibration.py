@@ -14,7 +14,7 @@ from labkit.model.spec import load_spec
 from labkit.plan.calibration import Calibration, calibration_path, load_calibration, save_calibration
 from labkit.plan.calibration_fit import client_measures, fit_layout
 from labkit.plan.calibration_hardware import save_hardware
-from labkit.plan.fitted_cost import FittedCost, features, stage_cost
+from labkit.plan.fitted_cost import FittedCost, stage_cost
 from labkit.plan.hardware import load_hardware
 from labkit.plan.step_samples import overlap_ns, samples_of, work_of
 from labkit.plan.work import StepWork
