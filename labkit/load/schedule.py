@@ -164,6 +164,51 @@ def request_stream(
         )
 
 
+class Outline(msgspec.Struct, frozen=True):
+    """A request without its words: what a simulator needs of it."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...] = ()
+    """What its prompt begins with, one id for each `block_tokens`: equal ids are equal tokens."""
+    block_tokens: int = 0
+
+
+def outline(
+    workload: Workload, num_requests: int, rate: float | None = None, seed: int | None = None,
+    length_scale: float = 1.0, max_context: int | None = None,
+) -> list[Outline]:  # fmt: skip
+    """The requests of `make_schedule` with the same seed, at the same instants, and none of the token ids made."""
+    rate = workload.arrival.rate if rate is None else rate
+    _check(rate, None, num_requests, 0, max_context)
+    scaled = workload.scaled(length_scale)
+    seed = workload.seed if seed is None else seed
+    arrivals, kinds = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
+    lengths = list(itertools.islice(_lengths(scaled, seed, kinds), num_requests))
+    units = np.cumsum(list(itertools.islice(unit_gaps(workload.arrival, arrivals), len(lengths))))
+    at_s = units * (len(units) / rate / units[-1]) if units[-1] else units
+    return [_outlined(at, drawn, max_context) for at, drawn in zip(at_s.tolist(), lengths, strict=True)]
+
+
+def _outlined(at_s: float, drawn: _Lengths, max_context: int | None) -> Outline:
+    prefix_id, prefix_tokens, num_prompt, num_output = drawn
+    num_prompt, num_output = fit_lengths(prefix_tokens + num_prompt, num_output, max_context)
+    ids = () if prefix_id < 0 else (prefix_id,)
+    return Outline(at_s, num_prompt, num_output, ids, prefix_tokens)
+
+
+def _lengths(workload: Workload, seed: int, rng: np.random.Generator) -> Iterator[_Lengths]:
+    if workload.generator == "small-engines":
+        for ids, output in small_engines_set(workload.num_requests, seed):
+            yield -1, 0, len(ids), output
+        return
+    for part, drawn in _drawn_lengths(workload, rng):
+        yield drawn[0], part.sharing.prefix_tokens if part.sharing else 0, drawn[1], drawn[2]
+
+
+_Lengths = tuple[int, int, int, int]
+"""Shared prefix (−1: none), its tokens, other prompt tokens, output tokens."""
 _Body = tuple[str, int, np.ndarray, int]
 
 
@@ -172,26 +217,27 @@ def _published(workload: Workload, seed: int, maker: PromptMaker) -> Iterator[_B
         yield workload.parts[0].name, -1, maker.moved(ids, SMALL_ENGINES_IDS), output
 
 
-def _drawn(workload: Workload, rng: np.random.Generator, maker: PromptMaker) -> Iterator[_Body]:
+def _drawn_lengths(workload: Workload, rng: np.random.Generator) -> Iterator[tuple[Part, tuple[int, int, int]]]:
+    """For each request its part, and (prefix, prompt tokens of its own, output tokens)."""
     weights = np.array([part.weight for part in workload.parts])
     cumulative = np.cumsum(weights / weights.sum())
     popularity = {part.name: _zipf(part.sharing) for part in workload.parts if part.sharing}
     while True:
         which = min(int(np.searchsorted(cumulative, rng.random(), side="right")), len(weights) - 1)
-        yield _draw_one(workload.parts[which], which, popularity, rng, maker)
+        part = workload.parts[which]
+        num_prompt, num_output, prefix_id = part.prompt_tokens.draw(rng), part.output_tokens.draw(rng), -1
+        if part.sharing is not None:
+            chosen = int(np.searchsorted(popularity[part.name], rng.random(), side="right"))
+            prefix_id = which * 100_000 + min(chosen, part.sharing.num_prefixes - 1)
+        yield part, (prefix_id, num_prompt, num_output)
 
 
-def _draw_one(
-    part: Part, which: int, popularity: dict[str, np.ndarray], rng: np.random.Generator, maker: PromptMaker
-) -> _Body:
-    num_prompt, num_output = part.prompt_tokens.draw(rng), part.output_tokens.draw(rng)
-    ids = maker.among(part.token_ids, num_prompt) if part.token_ids else maker.unique(num_prompt)
-    if part.sharing is None:
-        return part.name, -1, ids, num_output
-    chosen = int(np.searchsorted(popularity[part.name], rng.random(), side="right"))
-    prefix_id = which * 100_000 + min(chosen, part.sharing.num_prefixes - 1)
-    prefix = maker.block(prefix_id, part.sharing.prefix_tokens)
-    return part.name, prefix_id, np.concatenate([prefix, ids]), num_output
+def _drawn(workload: Workload, rng: np.random.Generator, maker: PromptMaker) -> Iterator[_Body]:
+    for part, (prefix_id, num_prompt, num_output) in _drawn_lengths(workload, rng):
+        ids = maker.among(part.token_ids, num_prompt) if part.token_ids else maker.unique(num_prompt)
+        if part.sharing is not None:
+            ids = np.concatenate([maker.block(prefix_id, part.sharing.prefix_tokens), ids])
+        yield part.name, prefix_id, ids, num_output
 
 
 def _zipf(sharing: Sharing) -> np.ndarray:
@@ -202,7 +248,13 @@ def _zipf(sharing: Sharing) -> np.ndarray:
 
 def fit(ids: np.ndarray, output: int, max_context: int | None) -> tuple[np.ndarray, int]:
     """Cuts a request to a context: the answer keeps at most half of it, the prompt takes what is left."""
-    if max_context is None or len(ids) + output <= max_context:
-        return ids, output
+    num_prompt, output = fit_lengths(len(ids), output, max_context)
+    return ids[:num_prompt], output
+
+
+def fit_lengths(num_prompt: int, output: int, max_context: int | None) -> tuple[int, int]:
+    """(prompt tokens, output tokens) that `fit` leaves."""
+    if max_context is None or num_prompt + output <= max_context:
+        return num_prompt, output
     output = min(output, max(1, max_context // 2))
-    return ids[: max_context - output], output
+    return min(num_prompt, max_context - output), output

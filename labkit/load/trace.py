@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from labkit.load.prompts import PromptMaker
-from labkit.load.schedule import PlannedRequest, Schedule, fit
+from labkit.load.schedule import Outline, PlannedRequest, Schedule, fit, fit_lengths
 
 MOONCAKE_BLOCK_TOKENS = 512
 FORMATS = "Azure 2023 csv, BurstGPT csv, or Mooncake jsonl"
@@ -114,13 +114,7 @@ def trace_schedule(
     the mean requests per second that the window is stretched to. length_scale: multiplies lengths (prefix
     blocks too).
     """
-    if time_scale <= 0 or length_scale <= 0 or (rate is not None and rate <= 0):
-        given = f"{time_scale}, {length_scale}, {rate}"
-        raise ValueError(f"time_scale, length_scale and rate must be above 0; got {given}.")
-    rows = _window(read_trace(path), start_s, seconds, num_requests, path)
-    span_s = (rows[-1].at_s - start_s) if seconds is None else seconds
-    span_s = max(span_s, 1e-9)
-    speed = time_scale if rate is None else rate * span_s / len(rows)
+    rows, span_s, speed = _rows_of(path, start_s, seconds, num_requests, time_scale, rate, length_scale)
     maker = PromptMaker(vocab_size, seed, run_id)
     requests = tuple(_planned(rows, start_s, speed, length_scale, max_context, maker))
     return Schedule(
@@ -130,6 +124,41 @@ def trace_schedule(
         seconds=span_s / speed,
         seed=seed,
     )
+
+
+def trace_outline(
+    path: str | Path,
+    start_s: float = 0.0,
+    seconds: float | None = None,
+    num_requests: int | None = None,
+    time_scale: float = 1.0,
+    rate: float | None = None,
+    length_scale: float = 1.0,
+    max_context: int | None = None,
+) -> list[Outline]:
+    """The requests of `trace_schedule`, at the same instants, and none of the token ids made."""
+    rows, _, speed = _rows_of(path, start_s, seconds, num_requests, time_scale, rate, length_scale)
+    block_tokens = max(1, round(MOONCAKE_BLOCK_TOKENS * length_scale))
+    outlines = []
+    for row in rows:
+        num_prompt = max(1, round(row.prompt_tokens * length_scale))
+        num_output = max(1, round(row.output_tokens * length_scale))
+        num_prompt, num_output = fit_lengths(min(num_prompt, max_context or num_prompt), num_output, max_context)
+        outlines.append(Outline((row.at_s - start_s) / speed, num_prompt, num_output, row.block_ids, block_tokens))
+    return outlines
+
+
+def _rows_of(
+    path: str | Path, start_s: float, seconds: float | None, num_requests: int | None, time_scale: float,
+    rate: float | None, length_scale: float,
+) -> tuple[list[TraceRow], float, float]:  # fmt: skip
+    """The rows of a window, how long it is, and how many times faster it is replayed."""
+    if time_scale <= 0 or length_scale <= 0 or (rate is not None and rate <= 0):
+        given = f"{time_scale}, {length_scale}, {rate}"
+        raise ValueError(f"time_scale, length_scale and rate must be above 0; got {given}.")
+    rows = _window(read_trace(path), start_s, seconds, num_requests, path)
+    span_s = max((rows[-1].at_s - start_s) if seconds is None else seconds, 1e-9)
+    return rows, span_s, time_scale if rate is None else rate * span_s / len(rows)
 
 
 def _window(

@@ -39,10 +39,10 @@ CHIPS = {
         Chip("a100-pcie", 108, 2048, 1008, _SMALL, nvswitch=False),
         Chip("h100", 132, 2048, 768, _LARGE, nvswitch=True, split_attention=True),
         Chip("h200", 132, 2048, 768, _LARGE, nvswitch=True, split_attention=True),
-        Chip("b200", 148, 2048, 768, _LARGE, nvswitch=True),
+        Chip("b200", 148, 2048, 760, _LARGE, nvswitch=True),
         Chip("l40s", 142, 1536, 840, _SMALL, nvswitch=False),
         Chip("rtx4090", 128, 1536, 840, _SMALL, nvswitch=False),
-        Chip("rtxpro6000", 188, 1536, 840, _LARGE, nvswitch=False),
+        Chip("rtxpro6000", 188, 1536, 1112, _LARGE, nvswitch=False),
     )
 }
 HOPPER = CHIPS["h100"]

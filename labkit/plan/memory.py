@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from labkit.layout import AnyLayout, Layout, Pool, experts, pools_of, rank_memory
+from labkit.layout import AnyLayout, Layout, Pool, experts, is_last_stage, pools_of, rank_memory
 from labkit.layout.legality import reasons_against
 from labkit.layout.slices import counted_tensors, slice_bytes, slice_tensor
 from labkit.model.shapes import ModelSpec
-from labkit.model.tensors import EXPERTS
+from labkit.model.tensors import EMBEDDING, EXPERTS, HEAD
 from labkit.plan import memory_terms as terms
 from labkit.plan.chips import HOPPER, Chip
 from labkit.plan.kv_groups import KvGroups, kv_groups
@@ -211,11 +211,9 @@ def _rank(
 ) -> tuple[RankPlan, KvGroups, int]:
     weights, replicated = _weights(layout, spec, rank)
     groups = kv_groups(layout, spec, rank, settings)
-    if settings.policy == "labkit":  # its budget is of weights and KV; one block is kept to spare
-        empty = RankPlan(rank, weights, replicated, terms.own_activations(layout, spec, settings), 0, 0, 0, 0, 0, 0)
-        left = device_memory - empty.weight_bytes
-        most = settings.max_num_seqs * -(-spec.max_positions // groups.block_size)
-        return replace(empty, free=left), groups, min(left // max(1, groups.block_bytes) - 1, most)
+    if settings.policy == "labkit":
+        bare = RankPlan(rank, weights, replicated, 0, 0, 0, 0, 0, 0, 0)
+        return _own_rank(layout, spec, bare, groups, device_memory, settings)
     outside = terms.outside_torch(layout, rank, chip)
     requested = -(-device_memory * round(settings.gpu_memory_utilization * 10_000) // 10_000)
     workspace = (
@@ -229,6 +227,21 @@ def _rank(
     )  # fmt: skip
     left = device_memory - plan.beside - plan.weight_bytes
     return replace(plan, free=left), groups, left // max(1, groups.block_bytes)
+
+
+def _own_rank(
+    layout: Layout, spec: ModelSpec, plan: RankPlan, groups: KvGroups, budget: int, settings: EngineSettings
+) -> tuple[RankPlan, KvGroups, int]:
+    """labkit's engine: the budget is of weights and KV alone, one block is kept to spare, and no more are made than
+    full sequences need. A tied head is laid out once more beside the embedding, as a CPU multiplies by it.
+    """
+    weights = dict(plan.weights)
+    if spec.tie_word_embeddings and EMBEDDING in weights and is_last_stage(layout, plan.rank):
+        weights[HEAD] = weights[EMBEDDING]
+    plan = replace(plan, weights=weights, activations=terms.own_activations(layout, spec, settings))
+    left = budget - plan.weight_bytes
+    most = settings.max_num_seqs * -(-spec.max_positions // groups.block_size)
+    return replace(plan, free=left), groups, min(left // max(1, groups.block_bytes) - 1, most)
 
 
 @lru_cache(maxsize=2048)

@@ -106,6 +106,13 @@ def test_blocks_of_the_recorded_run() -> None:
     assert plan.block_bytes == 2 * 2**20
 
 
+def test_blocks_of_a_run_of_a_later_version_on_another_gpu() -> None:
+    """LLMServingSim's Llama-3.1-8B on an RTX PRO 6000: vLLM 0.28.0, 0.92 of 101,976,440,832 bytes, 35,913 blocks."""
+    settings = EngineSettings(max_num_seqs=128, max_num_batched_tokens=2048, gpu_memory_utilization=0.92)
+    plan = memory_plan(Layout(), load_spec("llama-3.1-8b"), 101_976_440_832, settings, chip=CHIPS["rtxpro6000"])
+    assert plan.kv_blocks == pytest.approx(35_913, rel=0.02)
+
+
 def test_a_gpu_that_is_not_listed_counts_as_a_hopper() -> None:
     assert chip_of("rtx4090").num_multiprocessors == 128
     assert chip_of("of-my-own") is HOPPER

@@ -187,7 +187,7 @@ def test_a_context_that_must_fit_is_asked_for() -> None:
 
 def test_the_labs_engine_takes_its_budget_for_weights_and_blocks() -> None:
     spec = load_spec("lab-5m")
-    weights = sum(rank_memory(Layout(), spec, 0, 4).values())
+    weights = sum(rank_memory(Layout(), spec, 0, 4).values()) + 4 * spec.vocab_size * spec.hidden_size  # tied, twice
     block = 16 * spec.kv_bytes_per_token(4)
     held = plan(spec, "tp1", weights + 11 * block, policy="labkit", max_num_seqs=16)
     assert (held.block_bytes, held.kv_blocks) == (block, 10)  # one to spare

@@ -1,0 +1,209 @@
+"""A real engine's run, simulated: the same requests at the same instants, with what the engine was set to.
+
+Rows have lengths and instants (`arrival_time` on the wall, the rest on the engine's own clock), as vLLM's request
+records do; TTFT there is first token − queued, where queued is when the engine's loop took the request up. Steps cost
+what the planner says for that GPU and model; nothing here is fitted to the run. Async scheduling, where the run's
+settings say so, plans a step while the one before it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from labkit.layout import Layout
+from labkit.model.shapes import ModelSpec
+from labkit.plan.hardware import load_hardware
+from labkit.plan.sim_result import SimResult, ladder_ms
+from labkit.plan.simulate import Options, SimRequest, simulate
+from labkit.plan.work import EngineSettings, StepCost
+
+GPUS = {
+    "RTX 4090": "rtx4090", "RTX PRO 6000": "rtxpro6000", "H100": "h100", "H200": "h200", "A100": "a100",
+    "B200": "b200", "L40S": "l40s", "MI300X": "mi300x",
+}  # fmt: skip
+"""Part of the name that a driver gives → our file."""
+
+
+class RequestRow(msgspec.Struct):
+    """One request of a recorded run; seconds."""
+
+    input_toks: int
+    output_toks: int
+    arrival_time: float
+    queued_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    scheduled_ts: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What served the run, read from its meta file."""
+
+    model: str
+    layout: Layout
+    settings: EngineSettings
+    gpus: str
+    kv_blocks: int
+    """As the run logged them; 0: it did not, and the planner counts."""
+    ahead: bool
+
+
+def read_rows(path: str | Path) -> list[RequestRow]:
+    """Raises ValueError with the line that is not understood."""
+    decoder = msgspec.json.Decoder(RequestRow)
+    rows = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(decoder.decode(line))
+            except msgspec.MsgspecError as error:
+                needs = ", ".join(RequestRow.__struct_fields__)
+                raise ValueError(f"{path}, line {number}: {error}. A row needs {needs}.") from error
+    if not rows:
+        raise ValueError(f"{path} has no requests.")
+    return rows
+
+
+def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") -> Setup:
+    """The engine of a meta file: its kwargs, and what it resolved them to where that is told."""
+    kwargs = meta.get("engine_kwargs", {})
+    resolved = meta.get("resolved_config", {})
+    scheduler, cache = resolved.get("scheduler_config", {}), meta.get("kv_cache", {})
+    dp, tp = int(kwargs.get("data_parallel_size") or 1), int(kwargs.get("tensor_parallel_size") or 1)
+    pp = int(kwargs.get("pipeline_parallel_size") or 1)
+    ep = dp * tp if kwargs.get("enable_expert_parallel") else 1
+    settings = EngineSettings(
+        policy=policy,
+        max_num_batched_tokens=int(kwargs.get("max_num_batched_tokens") or 8192),
+        max_num_seqs=int(kwargs.get("max_num_seqs") or 256),
+        block_size=int(cache.get("block_size") or 16),
+        gpu_memory_utilization=float(cache.get("gpu_memory_utilization") or 0.9),
+        max_model_len=kwargs.get("max_model_len"),
+        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
+        enable_prefix_caching=bool(cache.get("enable_prefix_caching", True)),
+        cuda_graphs=not kwargs.get("enforce_eager"),
+    )
+    return Setup(
+        model=str(meta["model"]),
+        layout=Layout(dp=dp, pp=pp, tp=tp, ep=ep),
+        settings=settings,
+        gpus=_gpu_of(str(meta.get("hardware", {}).get("device_name", "")), file_name),
+        kv_blocks=int(cache.get("num_gpu_blocks") or 0),
+        ahead=bool(scheduler.get("async_scheduling", _is_async(str(meta.get("vllm_version", ""))))),
+    )
+
+
+def _is_async(version: str) -> bool:
+    """vLLM plans ahead by default from 0.14 on."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= (0, 14)
+
+
+def _gpu_of(device: str, file_name: str) -> str:
+    for words in (device, file_name):
+        flat = re.sub(r"[\s_-]", "", words).upper()
+        for name, ours in GPUS.items():
+            if name.replace(" ", "").upper() in flat:
+                return ours
+    raise ValueError(
+        f"The meta file names no GPU that is known ({device or 'none'}): say which with --gpus, such as --gpus h100."
+    )
+
+
+def requests_of(rows: list[RequestRow]) -> list[SimRequest]:
+    """In the order of their arrival; time 0 is the first one's."""
+    rows = sorted(rows, key=lambda row: row.arrival_time)
+    first = rows[0].arrival_time
+    return [SimRequest(row.arrival_time - first, row.input_toks, row.output_toks) for row in rows]
+
+
+def measured(rows: list[RequestRow]) -> dict[str, dict[str, float]]:
+    """{ttft_ms, tpot_ms, e2e_ms} of the run itself."""
+    table = np.array([[r.queued_ts, r.first_token_ts, r.last_token_ts, r.output_toks] for r in rows])
+    queued, first, last, tokens = table.T
+    steps = np.where(tokens > 1, tokens - 1, np.nan)
+    times = {"ttft_ms": first - queued, "tpot_ms": (last - first) / steps, "e2e_ms": last - queued}
+    return {name: ladder_ms(values) for name, values in times.items()}
+
+
+def predicted(result: SimResult) -> dict[str, dict[str, float]]:
+    """The same figures of the simulated run, from the instant at which the engine's loop took each request up."""
+    times = {
+        "ttft_ms": result.first_s - result.seen_s,
+        "tpot_ms": result.tpot_s,
+        "e2e_ms": result.finished_s - result.seen_s,
+    }
+    return {name: ladder_ms(values) for name, values in times.items()}
+
+
+def replay(rows: list[RequestRow], setup: Setup, cost: StepCost, kv_blocks: int) -> SimResult:
+    """kv_blocks: of a replica, as vLLM counts them: one of them stays empty."""
+    options = Options(routing="least-requests", ahead=setup.ahead)
+    return simulate(requests_of(rows), setup.layout, cost, kv_blocks - 1, setup.settings, options=options)
+
+
+def planned_blocks(setup: Setup, spec: ModelSpec, gpus: str) -> int:
+    """The run's own count where it was logged, the planner's otherwise."""
+    from labkit.plan.memory import memory_plan
+
+    if setup.kv_blocks:
+        return setup.kv_blocks
+    device = load_hardware(gpus).device
+    plan = memory_plan(setup.layout, spec, device.memory_bytes, setup.settings)
+    if not plan.fits:
+        raise ValueError(plan.reason)
+    return plan.kv_blocks
+
+
+def replay_files(requests: str | Path, meta: str | Path, gpus: str = "", engine: str = "vllm") -> dict[str, Any]:
+    """{predicted, real, error (relative, signed), source, …} of one recorded run."""
+    from labkit.model.spec import load_spec
+    from labkit.plan.cost import step_cost
+
+    rows = read_rows(requests)
+    setup = read_setup(json.loads(Path(meta).read_text(encoding="utf-8")), Path(meta).name)
+    gpus = gpus or f"{setup.layout.world_size}x{setup.gpus}"
+    spec = load_spec(model_name(setup.model))
+    cost = step_cost(setup.layout, spec, load_hardware(gpus), setup.settings, engine)
+    blocks = planned_blocks(setup, spec, gpus)
+    result = replay(rows, setup, cost, blocks)
+    real, guess = measured(rows), predicted(result)
+    return {
+        "predicted": guess,
+        "real": real,
+        "error": {
+            name: {key: guess[name][key] / value - 1 for key, value in figures.items() if value}
+            for name, figures in real.items()
+        },
+        "source": "predicted",
+        "model": setup.model,
+        "gpus": gpus,
+        "layout": setup.layout.slug,
+        "policy": setup.settings.policy,
+        "async_scheduling": setup.ahead,
+        "kv_blocks": blocks,
+        "kv_blocks_from": "the run" if setup.kv_blocks else "the planner",
+        "requests": len(rows),
+        "preemptions": result.num_preemptions,
+        "queue_peak": int(result.waiting.peak),
+        "kv_peak": result.kv_peak,
+    }
+
+
+def model_name(hub_name: str) -> str:
+    """`meta-llama/Llama-3.1-8B` → `llama-3.1-8b`, where such a model is shipped; a path stays a path."""
+    from labkit.model.spec import list_models
+
+    short = hub_name.rsplit("/", 1)[-1].lower()
+    shipped = list_models()
+    if short in shipped:
+        return short
+    return next((name for name in shipped if short.startswith(name)), hub_name)

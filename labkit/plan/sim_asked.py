@@ -1,0 +1,121 @@
+"""`labkit simulate` as one value: model, GPUs, layout and load in words, and the simulation that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.layout import AnyLayout, pools_of, read_layout
+from labkit.measure.metrics import Objective
+from labkit.model.shapes import ModelSpec
+from labkit.model.spec import load_spec
+from labkit.plan.cost import step_cost
+from labkit.plan.hardware import Hardware, load_hardware
+from labkit.plan.memory import MemoryPlan, memory_plan
+from labkit.plan.sim_load import trace_requests, workload_requests
+from labkit.plan.sim_request import SimRequest
+from labkit.plan.sim_result import SimResult
+from labkit.plan.simulate import Options, simulate
+from labkit.plan.work import EngineSettings, StepCost
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Bad words are told by the rooms that read them, each in a sentence."""
+
+    model: str
+    gpus: str
+    layout: str
+    workload: str = ""
+    trace: str = ""
+    rate: float | None = None
+    concurrency: int = 0
+    num_requests: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    length_scale: float = 1.0
+    time_scale: float = 1.0
+    nodes: int = 1
+    engine: str = "vllm"
+    routing: str = "least-work"
+    ahead: bool | None = None
+    """None: as the engine does it (vLLM plans ahead, except with pipeline stages here)."""
+    kv_blocks: int = 0
+    settings: EngineSettings = EngineSettings()
+    objective: Objective = Objective()
+
+    def run(self, on_progress: Callable[[int], None] | None = None) -> tuple[SimResult, dict[str, Any]]:
+        """The result, and its summary with what was asked. Raises ValueError, FileNotFoundError with a sentence."""
+        spec, hardware, layout = load_spec(self.model), load_hardware(self.gpus, self.nodes), read_layout(self.layout)
+        memory = memory_plan(layout, spec, hardware.device.memory_bytes, self.settings, chip=chip(hardware))
+        if not memory.fits and not self.kv_blocks:
+            raise ValueError(memory.reason)
+        requests = self.requests(spec)
+        cost = costs(layout, spec, hardware, self.settings, self.engine)
+        blocks = self.kv_blocks or usable_blocks(memory)
+        ahead = self.settings.policy == "vllm" if self.ahead is None else self.ahead
+        options = Options(routing=self.routing, ahead=ahead, window=spec.sliding_window or 0)
+        result = simulate(
+            requests, layout, cost, blocks, self.settings, concurrency=self.concurrency, options=options,
+            on_progress=on_progress,
+        )  # fmt: skip
+        return result, self._summary(result, layout, memory)
+
+    def requests(self, spec: ModelSpec) -> list[SimRequest]:
+        longest = self.settings.max_model_len or spec.max_positions
+        if bool(self.trace) == bool(self.workload):
+            raise ValueError("Give a workload or a trace, one of them: --workload chat, or --trace FILE.")
+        if self.trace:
+            return trace_requests(
+                self.trace, num_requests=self.num_requests, rate=self.rate, seconds=self.seconds,
+                length_scale=self.length_scale, time_scale=self.time_scale, max_context=longest,
+            )  # fmt: skip
+        number = self.num_requests
+        if number is None and self.seconds is not None and self.rate is not None:
+            number = max(1, round(self.seconds * self.rate))
+        return workload_requests(
+            self.workload, num_requests=number, rate=self.rate, seed=self.seed, length_scale=self.length_scale,
+            max_context=longest,
+        )  # fmt: skip
+
+    def _summary(self, result: SimResult, layout: AnyLayout, memory: MemoryPlan) -> dict[str, Any]:
+        return {
+            "source": "predicted",
+            "model": self.model,
+            "gpus": self.gpus,
+            "layout": layout.slug,
+            "workload": self.workload or self.trace,
+            "rate": self.rate,
+            "concurrency": self.concurrency,
+            "engine": self.engine,
+            "policy": self.settings.policy,
+            "routing": self.routing,
+            "kv_blocks": self.kv_blocks or memory.kv_blocks,
+            "block_size": self.settings.block_size,
+            **result.summary(self.objective),
+            "over_time": result.over_time(),
+        }
+
+
+def chip(hardware: Hardware) -> Any:
+    from labkit.plan.chips import chip_of
+
+    return chip_of(hardware.device.name)
+
+
+def costs(
+    layout: AnyLayout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str = "vllm"
+) -> StepCost | dict[str, StepCost]:
+    """A step's cost; by role where there are pools."""
+    found = {pool.role: step_cost(pool.layout, spec, hardware, settings, engine) for pool in pools_of(layout)}
+    return found if len(found) > 1 else next(iter(found.values()))
+
+
+def usable_blocks(memory: MemoryPlan) -> dict[str, int] | int:
+    """Blocks of `block_size` tokens that requests get, of a replica of each role. vLLM keeps one block empty."""
+    kept = 1 if memory.settings.policy == "vllm" else 0
+    found: Mapping[str, int] = {
+        plan.pool.role: (plan.kv_blocks - kept) // max(1, plan.groups.full) for plan in memory.pools
+    }
+    return dict(found) if len(found) > 1 else next(iter(found.values()))
