@@ -1,10 +1,12 @@
 """Predicted against measured on the machine at hand: calibrated once, then three workloads that it has not seen.
 
-The engine's own schedulers run the very schedule that is then sent, with steps that cost what the calibration says;
-TTFT and TPOT at p50 and p95 stand beside what the client measured. One rate a workload, for all layouts: the one that
-keeps a single rank busy for `--load` of the time, as predicted. Prints the table, and one JSON line last.
+The simulator runs the very schedule that is then sent, with steps that cost what the calibration says; TTFT and TPOT at
+p50 and p95 stand beside what the client measured. One rate a workload, for all layouts: the one that keeps a single
+rank busy for `--load` of the time, as predicted. `speed` is how long the run's own steps took over what the calibration
+says of such steps: a machine that drifts shows there, and the last line says what is left of the errors without it.
+Prints the table, and one JSON line last. Runs that were kept (`--keep`) can be looked at again (`--again`).
 
-python benchmarks/predict_here.py [--calibration FILE] [--load 0.6] [--seconds 30] [--keep FOLDER]
+python benchmarks/predict_here.py [--calibration FILE] [--load 0.6] [--seconds 30] [--keep FOLDER] [--again FOLDER]
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import argparse
 import json
 import os
 import sys
+import types
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from serving import own_lab
-from shared_loop import SharedLoop
 
 from labkit.lab import Lab
 from labkit.lab.calibrate_plan import calibrate, plan_of
@@ -29,44 +33,73 @@ from labkit.layout import Layout
 from labkit.load.schedule import make_schedule
 from labkit.load.workload import load_workload
 from labkit.measure.metrics import tpot_ms, ttft_ms
-from labkit.measure.records import RequestRecord
+from labkit.measure.records import RequestRecord, StepRecord
 from labkit.plan.calibration import Calibration, load_calibration
+from labkit.plan.calibration_fit import expected
+from labkit.plan.fitted_cost import FittedCost
+from labkit.plan.shared_cores import simulate_measured
+from labkit.plan.sim_request import SimRequest
+from labkit.plan.step_samples import samples_of
+from labkit.plan.work import EngineSettings
 from labkit.server import discovery
 
 LAYOUTS, WORKLOADS = ("tp1", "tp2", "dp2", "pp2"), ("chat", "long-prompts", "mixed")
 ALLOWED = {"ttft_p50": 0.10, "tpot_p50": 0.10, "ttft_p95": 0.20, "tpot_p95": 0.20}
 KV_BLOCKS = 4096
 """More than these loads ever hold; the engine's own number does not matter as long as nobody waits for room."""
-Arrivals = list[tuple[float, int, int]]
+SETTINGS = EngineSettings(policy="labkit", max_num_batched_tokens=512, max_num_seqs=64, enable_prefix_caching=False)
+"""What the lab server has by default."""
 
 
-def arrivals_of(workload: str, rate: float, seconds: float, options: Any) -> Arrivals:
-    """The schedule that will be sent: (at, prompt tokens, answer tokens)."""
+def requests_of(workload: str, rate: float, seconds: float, options: Any) -> list[SimRequest]:
+    """The schedule that will be sent."""
     schedule = make_schedule(
         load_workload(workload), rate=rate, seconds=seconds, seed=options.seed, length_scale=options.scale
     )
-    return [(request.at_s, len(request.prompt_ids), request.max_tokens) for request in schedule.requests]
+    return [SimRequest(request.at_s, len(request.prompt_ids), request.max_tokens) for request in schedule.requests]
 
 
-def rate_for(calibration: Calibration, workload: str, options: Any) -> float:
+def rate_for(cost: FittedCost, workload: str, options: Any) -> float:
     """Requests a second that keep one rank busy for so much of the time, as predicted."""
     low, high = 0.02, 50.0
     for _ in range(12):
         rate = (low * high) ** 0.5
-        loop = SharedLoop(Layout(), calibration.cost("tp1"), KV_BLOCKS)
-        arrivals = arrivals_of(workload, rate, 80 / rate, options)
-        loop.run(arrivals)
-        low, high = (rate, high) if loop.busy_s / arrivals[-1][0] < options.load else (low, rate)
+        result = simulate_measured(requests_of(workload, rate, 200 / rate, options), Layout(), cost, KV_BLOCKS,
+                                   SETTINGS).result  # fmt: skip
+        low, high = (rate, high) if busy_share(result.arrival_s, result.finished_s) < options.load else (low, rate)
     return float(f"{low:.2g}")
 
 
-def predict(calibration: Calibration, layout: str, arrivals: Arrivals, skip_s: float) -> dict[str, float]:
-    cost = calibration.cost(layout)
-    ttft, tpot = SharedLoop(Layout.parse(layout), cost, KV_BLOCKS).run(arrivals)
-    counted = [i for i, (at, _, _) in enumerate(arrivals) if at >= skip_s]
-    ttfts = [cost.client.ttft_s(ttft[i], arrivals[i][1]) * 1e3 for i in counted]
-    tpots = [cost.client.tpot_s(tpot[i], arrivals[i][2]) * 1e3 for i in counted if arrivals[i][2] > 1]
-    return figures(ttfts, tpots)
+def busy_share(arrival_s: np.ndarray, finished_s: np.ndarray) -> float:
+    """Of the time until the last arrival, that in which somebody was there."""
+    busy = until = 0.0
+    for start, end in zip(arrival_s, finished_s, strict=True):
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy / arrival_s[-1]
+
+
+def predict(cost: FittedCost, layout: str, requests: list[SimRequest], skip_s: float) -> dict[str, float]:
+    found = simulate_measured(requests, Layout.parse(layout), cost, KV_BLOCKS, SETTINGS)
+    counted = np.array([request.arrival_s >= skip_s for request in requests])
+    tpots = found.tpot_s[counted]
+    return figures(found.ttft_s[counted] * 1e3, tpots[~np.isnan(tpots)] * 1e3)
+
+
+def speed_of(steps: list[StepRecord], layout: str, cost: FittedCost) -> float:
+    """Measured ÷ expected seconds of a run's steps, of each what it had to do and beside whom."""
+    samples = samples_of(steps, Layout.parse(layout))
+    return sum(sum(each.seconds) for each in samples) / sum(expected(each, cost) for each in samples)
+
+
+def at_speed(cost: FittedCost, factor: float) -> FittedCost:
+    """All steps longer by a factor."""
+    stages = tuple(
+        replace(stage, alone=tuple(factor * each for each in stage.alone),
+                company=tuple(factor * each for each in stage.company))
+        for stage in cost.stages
+    )  # fmt: skip
+    return replace(cost, stages=stages)
 
 
 def measured(records: list[RequestRecord]) -> dict[str, float]:
@@ -75,7 +108,7 @@ def measured(records: list[RequestRecord]) -> dict[str, float]:
     return figures(ttfts, tpots)
 
 
-def figures(ttfts: list[float], tpots: list[float]) -> dict[str, float]:
+def figures(ttfts: Sequence[float] | np.ndarray, tpots: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {
         f"{name}_{label}": float(np.percentile(values, q))
         for name, values in (("ttft", ttfts), ("tpot", tpots))
@@ -90,14 +123,22 @@ def run_one(
         layout=Layout.parse(layout), workload=workload, rate=rate, seconds=options.seconds, warmup_s=options.warmup,
         seed=options.seed, length_scale=options.scale,
     )  # fmt: skip
-    arrivals = arrivals_of(workload, rate, options.seconds + options.warmup, options)
-    expected = predict(calibration, layout, arrivals, options.warmup)
     run = lab.run_plan(plan)
-    found = measured(run.records)
     if options.keep:
         keep(Path(options.keep), layout, workload, rate, options, run)
-    return {"layout": layout, "workload": workload, "rate": rate, "n": run.summary["requests"]["completed"],
-            "predicted": expected, "measured": found, "error": errors(expected, found)}  # fmt: skip
+    return compared(calibration, layout, workload, rate, options, run.records, run.step_records)
+
+
+def compared(
+    calibration: Calibration, layout: str, workload: str, rate: float, options: Any, records: list[RequestRecord],
+    steps: list[StepRecord],
+) -> dict[str, Any]:  # fmt: skip
+    requests, cost = requests_of(workload, rate, options.seconds + options.warmup, options), calibration.cost(layout)
+    found, speed = measured(records), speed_of(steps, layout, cost)
+    asked, at_own = (predict(each, layout, requests, options.warmup) for each in (cost, at_speed(cost, speed)))
+    number = sum(record.status == "completed" and not record.warmup for record in records)
+    return {"layout": layout, "workload": workload, "rate": rate, "n": number, "speed": speed, "measured": found,
+            "predicted": asked, "error": errors(asked, found), "error_at_own_speed": errors(at_own, found)}  # fmt: skip
 
 
 def errors(expected: dict[str, float], found: dict[str, float]) -> dict[str, float]:
@@ -111,18 +152,49 @@ def server_pid() -> int:
 
 def keep(folder: Path, layout: str, workload: str, rate: float, options: Any, run: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"layout": layout, "workload": workload, "rate": rate, "seconds": options.seconds, "seed": options.seed,
-             "warmup": options.warmup, "scale": options.scale, "requests": run.records, "steps": run.step_records}  # fmt: skip
+    names = ("seconds", "seed", "warmup", "scale")
+    about = {"layout": layout, "workload": workload, "rate": rate, "requests": run.records, "steps": run.step_records,
+             **{name: getattr(options, name) for name in names}}  # fmt: skip
     (folder / f"{workload}-{layout}.msgpack").write_bytes(msgspec.msgpack.encode(about))
+
+
+def looked_at_again(calibration: Calibration, folder: Path) -> list[dict[str, Any]]:
+    rows = []
+    for path in sorted(folder.glob("*.msgpack")):
+        kept = msgspec.msgpack.decode(path.read_bytes())
+        records = msgspec.convert(kept["requests"], list[RequestRecord])
+        steps = msgspec.convert(kept["steps"], list[StepRecord])
+        options = types.SimpleNamespace(**{name: kept[name] for name in ("seed", "scale", "seconds", "warmup")})
+        rows.append(compared(calibration, kept["layout"], kept["workload"], kept["rate"], options, records, steps))
+        print(line(rows[-1]))
+    return rows
+
+
+def head() -> str:
+    columns = "".join(f"{f'{name} ms':>12}{'measured':>9}{'error':>7} " for name in ALLOWED)
+    return f"{'workload':<14}{'':<6}{'rate':>5}{'n':>5}{'speed':>7}{columns}"
 
 
 def line(row: dict[str, Any]) -> str:
     cells = "".join(
-        f"{row['predicted'][name]:>10.1f}{row['measured'][name]:>9.1f}{row['error'][name]:>+7.0%}"
+        f"{row['predicted'][name]:>12.1f}{row['measured'][name]:>9.1f}{row['error'][name]:>+7.0%}"
         f"{' ' if abs(row['error'][name]) <= allowed else '!'}"
         for name, allowed in ALLOWED.items()
     )
-    return f"{row['workload']:<14}{row['layout']:<6}{row['rate']:>5.2g}{row['n']:>5}{cells}"
+    return f"{row['workload']:<14}{row['layout']:<6}{row['rate']:>5.2g}{row['n']:>5}{row['speed']:>7.2f}{cells}"
+
+
+def measure(calibration: Calibration, options: Any) -> tuple[list[dict[str, Any]], float]:
+    """The rows, and the share of the cores that others had meanwhile."""
+    rates = {name: rate_for(calibration.cost("tp1"), name, options) for name in options.workloads}
+    rows = []
+    with own_lab(model=options.model, ranks=2) as lab:
+        meter = Others([os.getpid(), server_pid()])
+        for workload in options.workloads:
+            for layout in options.layouts:
+                rows.append(run_one(lab, calibration, layout, workload, rates[workload], options))
+                print(line(rows[-1]), flush=True)
+        return rows, meter.share()
 
 
 def main() -> None:
@@ -137,6 +209,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     parser.add_argument("--keep", default="", help="write requests and steps of every run into this folder")
+    parser.add_argument("--again", default="", help="predict the runs kept in this folder instead of sending any")
     parser.add_argument("--anyway", action="store_true", help="although the machine is busy")
     options = parser.parse_args()
     if options.calibration:
@@ -144,29 +217,27 @@ def main() -> None:
     else:
         plan = plan_of(options.model, options.layouts, 2, anyway=options.anyway)
         calibration, _ = calibrate(plan, None, lambda what, share: print(f"{share:4.0%} {what}", file=sys.stderr))
-    rates = {name: rate_for(calibration, name, options) for name in options.workloads}
-    columns = "".join(f"{f'{name} ms':>10}{'measured':>9}{'error':>7} " for name in ALLOWED)
-    print(f"{'workload':<14}{'':<6}{'rate':>5}{'n':>5}{columns}")
-    with own_lab(model=options.model, ranks=2) as lab:
-        meter, rows = Others([os.getpid(), server_pid()]), []
-        for layout in options.layouts:
-            for workload in options.workloads:
-                rows.append(run_one(lab, calibration, layout, workload, rates[workload], options))
-                print(line(rows[-1]), flush=True)
-        others = meter.share()
+    print(head())
+    rows, others = (
+        (looked_at_again(calibration, Path(options.again)), None) if options.again else measure(calibration, options)
+    )
     report(rows, calibration, others)
 
 
-def report(rows: list[dict[str, Any]], calibration: Calibration, others: float) -> None:
-    within = {name: sum(abs(row["error"][name]) <= allowed for row in rows) for name, allowed in ALLOWED.items()}
-    mean = {name: float(np.mean([abs(row["error"][name]) for row in rows])) for name in ALLOWED}
-    told = "; ".join(
-        f"{name} {within[name]} of {len(rows)} within {allowed:.0%}, mean error {mean[name]:.0%}"
-        for name, allowed in ALLOWED.items()
-    )
-    print(told + ".")
-    print(json.dumps({"rows": rows, "within": within, "mean_error": mean, "others_share": others,
-                      "calibration": calibration.about}))  # fmt: skip
+def report(rows: list[dict[str, Any]], calibration: Calibration, others: float | None) -> None:
+    found = {}
+    for kind, words in (("error", "as calibrated"), ("error_at_own_speed", "at each run's own speed")):
+        within = {name: sum(abs(row[kind][name]) <= allowed for row in rows) for name, allowed in ALLOWED.items()}
+        mean = {name: float(np.mean([abs(row[kind][name]) for row in rows])) for name in ALLOWED}
+        found[kind] = {"within": within, "mean": mean}
+        told = "; ".join(
+            f"{name} {within[name]} of {len(rows)} within {allowed:.0%}, {mean[name]:.0%} on average"
+            for name, allowed in ALLOWED.items()
+        )
+        print(f"{words}: {told}.")
+    speeds = [row["speed"] for row in rows]
+    print(f"The runs' own steps took {min(speeds):.2f} to {max(speeds):.2f} of what the calibration says of them.")
+    print(json.dumps({"rows": rows, **found, "others_share": others, "calibration": calibration.about}))
 
 
 if __name__ == "__main__":

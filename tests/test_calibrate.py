@@ -35,7 +35,8 @@ def test_a_busy_machine_is_refused_with_figures_and_a_way_out():
 def test_a_noisy_calibration_and_one_without_a_core_to_spare_say_so():
     cores = os.cpu_count() or 1
     assert notes_of(0.0, max(0, cores - 1)) == ()
-    noisy, crowded = notes_of(0.5, cores)
+    noisy, crowded, drifting = notes_of(0.5, cores, drift=0.2)
+    assert "20% from one second to another" in drifting
     assert "others had" in noisy and f"{cores} ranks" in crowded
 
 

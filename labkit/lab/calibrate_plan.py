@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from labkit.cluster.topology import look_at_machine, usable_cores
 from labkit.lab.calibrate import Measured, OnProgress, measure_layouts
 from labkit.lab.calibrate_quiet import look, notes_of, require_quiet
@@ -108,4 +110,5 @@ def fit(
         "load_average_before": round(load_average, 2),
         "others_share": round(state["others"], 4),
     }
-    return Calibration(about, layouts, notes_of(state["others"], plan.num_ranks))
+    drift = float(np.mean([each.spread["second"].value for each in layouts.values()]))
+    return Calibration(about, layouts, notes_of(state["others"], plan.num_ranks, drift))

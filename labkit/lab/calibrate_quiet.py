@@ -17,6 +17,8 @@ TOO_BUSY = 0.25
 """Of all cores: with more than this in others' hands nothing is measured unless it is asked for anyway."""
 NOISY = 0.06
 """With more than this while it was measured, the calibration says so."""
+DRIFTING = 0.05
+RUN_S = 10
 _LOOK_S = 1.5
 
 
@@ -74,8 +76,11 @@ def require_quiet(share: float, anyway: bool = False) -> None:
     )
 
 
-def notes_of(share: float, num_ranks: int) -> tuple[str, ...]:
-    """Sentences that belong to a calibration which was measured beside so much of others' work."""
+def notes_of(share: float, num_ranks: int, drift: float = 0.0) -> tuple[str, ...]:
+    """Sentences that belong to a calibration which was measured beside so much of others' work.
+
+    drift: how far the mean step of one second lies from that of another, as a standard deviation.
+    """
     cores, found = os.cpu_count() or 1, []
     if share > NOISY:
         found.append(
@@ -84,5 +89,10 @@ def notes_of(share: float, num_ranks: int) -> tuple[str, ...]:
     if num_ranks >= cores:
         found.append(
             f"{num_ranks} ranks, the engine and the client share {cores} cores: a step's cost holds the answers' too."
+        )
+    if drift > DRIFTING:
+        found.append(
+            f"The same steps differ by {drift:.0%} from one second to another, whoever is at work: believe no "
+            f"prediction of a run of {RUN_S} s to better than {2 * drift / RUN_S**0.5:.0%}."
         )
     return tuple(found)

@@ -41,6 +41,9 @@ class LayoutFit:
     crossing: dict[str, Measure] = field(default_factory=dict)
     """step, row: seconds of crossing between ranks, within the stages' time."""
     client: dict[str, Measure] = field(default_factory=dict)
+    spread: dict[str, Measure] = field(default_factory=dict)
+    """How far measured steps lie from the fit, as standard deviations of their ratio: `step`, one with a prompt in it
+    from those around it; `second`, the mean of a second from that of another, which is the machine's own drift."""
     num_steps: int = 0
     num_dropped: int = 0
     error: float = 0.0
@@ -145,7 +148,7 @@ def _lines(calibration: Calibration) -> Iterator[str]:
 
 
 _PLAIN = ("num_steps", "num_dropped", "error", "bias", "axis", "num_collectives")
-_TABLES = ("client", "crossing", "pipeline")
+_TABLES = ("client", "crossing", "pipeline", "spread")
 
 
 def _table(name: str, measures: Mapping[str, Measure]) -> Iterator[str]:

@@ -9,10 +9,12 @@ import numpy as np
 from labkit.layout import Layout
 from labkit.measure.records import RequestRecord, StepRecord
 from labkit.plan.calibration import LayoutFit, Measure
-from labkit.plan.fitted_cost import PARTS, features
+from labkit.plan.fitted_cost import PARTS, FittedCost, features
 from labkit.plan.step_fit import Fit, fit_steps
 from labkit.plan.step_samples import Sample, pipeline_times, samples_of
 
+_OF_A_SECOND = 5
+"""Steps that a second must have for its mean to count."""
 LEAST_COMPANY = 0.02
 """Where others were at work beside a step for less of its time than this, on average, company was not measured."""
 
@@ -27,9 +29,11 @@ def fit_layout(
     samples = samples_of(steps, layout)
     fits = [_fit_stage(samples, stage) for stage in range(layout.pp)]
     hops, turnaround = pipeline_times(steps, layout)
+    stages = tuple((_measures(fit, 0), _measures(fit, len(PARTS))) for fit in fits)
     return LayoutFit(
         layout=layout.slug,
-        stages=tuple((_measures(fit, 0), _measures(fit, len(PARTS))) for fit in fits),
+        stages=stages,
+        spread=spread_of(samples, LayoutFit(layout.slug, stages).cost()),
         pipeline={"hops": Measure(hops, "s"), "turnaround": Measure(turnaround, "s")} if layout.pp > 1 else {},
         crossing=_fit_crossing(samples, layout),
         client=client_measures(steps, lone) if lone else {},
@@ -72,6 +76,26 @@ def _fit_crossing(samples: Sequence[Sample], layout: Layout) -> dict[str, Measur
         name: Measure(float(value), "s", float(residual))
         for name, value, residual in zip(names, fit.coefficients, fit.residuals, strict=True)
     }
+
+
+def expected(sample: Sample, cost: FittedCost) -> float:
+    """Seconds that a measured step should have taken in the company that it had, all stages together."""
+    amounts = features(sample.work)
+    return sum(
+        stage.mixed(share).seconds(amounts) for stage, share in zip(cost.stages, sample.company, strict=True)
+    )
+
+
+def spread_of(samples: Sequence[Sample], cost: FittedCost) -> dict[str, Measure]:
+    """Standard deviations of measured ÷ fitted; outliers (beyond the 1st and 99th hundredth) are drawn in to those."""
+    ratio = np.array([sum(sample.seconds) / expected(sample, cost) for sample in samples])
+    ratio = np.clip(ratio, *np.percentile(ratio, (1, 99)))
+    seconds = np.array([sample.start_ns // 10**9 for sample in samples])
+    inside = [ratio[seconds == at] for at in np.unique(seconds)]
+    drift = float(np.std([each.mean() for each in inside if len(each) >= _OF_A_SECOND] or [0.0]))
+    prompts = ratio[[sample.work.prefill_tokens > 0 for sample in samples]]
+    alone = max(0.0, float(prompts.var()) - drift**2) ** 0.5 if len(prompts) > 1 else 0.0
+    return {"step": Measure(alone, "1"), "second": Measure(drift, "1")}
 
 
 def client_measures(steps: Sequence[StepRecord], lone: Sequence[RequestRecord]) -> dict[str, Measure]:

@@ -25,13 +25,14 @@ _ROUNDS, _CLOSE = 8, 0.01
 
 @dataclass(frozen=True)
 class Predicted:
-    """By request, in the order in which they were given; what the client sees."""
+    """What the client sees, float [requests], in the order in which they were given."""
 
     result: SimResult
     company: float
     """The share of the other replicas and stages that were at work beside one that was, on average."""
     ttft_s: NDArray[np.float64]
     tpot_s: NDArray[np.float64]
+    """NaN for answers of one token."""
 
 
 def simulate_measured(

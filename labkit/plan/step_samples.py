@@ -23,6 +23,7 @@ Spans = list[tuple[int, int]]
 @dataclass(frozen=True)
 class Sample:
     work: StepWork
+    start_ns: int
     seconds: tuple[float, ...]
     """By stage. With one stage: the whole step, the engine's turn before it included."""
     company: tuple[float, ...]
@@ -114,6 +115,7 @@ def _sample(step: StepRecord, layout: Layout, turn_ns: int, busy: dict[tuple[int
     last = _stage_ranks(step, layout, layout.pp - 1)
     return Sample(
         work=work_of(step),
+        start_ns=step.start_ns,
         seconds=tuple((end - start + turn_ns) / 1e9 for start, end in spans),
         company=company,
         whole_s=(step.end_ns - step.start_ns) / 1e9,

@@ -26,9 +26,10 @@ TURN_NS = 100_000
 
 
 def made_step(at: int, start_ns: int, seconds: float, rng: np.random.Generator, **more: object) -> StepRecord:
+    end_ns = start_ns + round(seconds * 1e9)
     return StepRecord(
-        run_id="r", epoch=1, step_id=at, replica=0, layout="tp1", start_ns=start_ns, end_ns=start_ns + round(seconds * 1e9),
-        ranks=[0], rank_start_ns=[start_ns], rank_end_ns=[start_ns + round(seconds * 1e9)], compute_ns=[0], wait_ns=[0],
+        run_id="r", epoch=1, step_id=at, replica=0, layout="tp1", start_ns=start_ns, end_ns=end_ns,
+        ranks=[0], rank_start_ns=[start_ns], rank_end_ns=[end_ns], compute_ns=[0], wait_ns=[0],
         transfer_ns=[0], collective_bytes=0, num_collectives=0, **more,
     )  # fmt: skip
 
@@ -87,6 +88,7 @@ def test_made_up_steps_of_a_known_cost_come_out_as_that_cost():
     assert fit.error < 0.04 and abs(fit.bias) < 0.01 and fit.num_steps == 500
     assert all(each.origin == "measured" and each.residual is not None for each in fit.stages[0][0].values())
     assert not fit.stages[0][1] and not fit.pipeline and not fit.crossing
+    assert fit.spread["step"].value < 0.05 and fit.spread["second"].value < 0.03
 
 
 def test_what_replicas_cost_each_other_is_told_from_what_they_cost_alone():

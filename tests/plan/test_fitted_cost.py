@@ -55,8 +55,9 @@ def test_company_adds_its_share_and_no_more():
 
 def test_a_pipeline_takes_the_sum_of_its_stages_and_follows_at_the_slowest():
     cost = FittedCost("pp2", (stage_cost({"step": 3e-3}), stage_cost({"step": 5e-3})), hops_s=4e-4, turnaround_s=1e-4)
-    assert cost.seconds(decodes(1, 9)) == pytest.approx(8.4e-3) and cost.interval(decodes(1, 9)) == pytest.approx(5.1e-3)
-    assert sum(cost.parts(decodes(1, 9)).values()) == pytest.approx(8.4e-3)
+    work = decodes(1, 9)
+    assert cost.seconds(work) == pytest.approx(8.4e-3) and cost.interval(work) == pytest.approx(5.1e-3)
+    assert sum(cost.parts(work).values()) == pytest.approx(8.4e-3)
     assert COST.interval(MIXED) == COST.seconds(MIXED)
 
 
