@@ -28,7 +28,7 @@ from labkit.plan.next_runs import next_runs
 from labkit.plan.objective import PlanObjective
 from labkit.plan.rank_places import RankPlaces, often_on_slow, place_ranks
 from labkit.plan.reasons import Infeasible, infeasible, why_not
-from labkit.plan.remedies import settings_changed
+from labkit.plan.remedies import other_remedies, settings_changed
 from labkit.plan.settle import Asked, settle
 from labkit.plan.walk import Path, Question, job, walk
 from labkit.plan.work import EngineSettings
@@ -120,7 +120,8 @@ def advise(
     if base is None:
         return _nothing_fits(case, table, diagnosis)
     path = settle(Asked(case, table, base, current is not None, diagnosis, verify))
-    return _told(replace(path, correction=correction.sentence), diagnosis, expert_load, asked)
+    others = () if path.base.does else tuple(other_remedies(case, path.base, path.limit))
+    return _told(replace(path, correction=correction.sentence, others=others), diagnosis, expert_load, asked)
 
 
 def _base(case: Case, table: Sequence[Candidate], current: Layout | None) -> Candidate | None:

@@ -93,8 +93,6 @@ def _figures(advice: Advice, chosen: Candidate) -> Iterator[str]:
           f"KV holds {chosen.most_requests} such requests, {found.concurrency:.0f} in flight"  # fmt: skip
     if chosen.cost_per_million is not None:
         yield f"  ${chosen.cost_per_million:.2f} for a million output tokens at ${advice.case.price} a GPU and hour"
-    if chosen.verified:
-        yield f"  {chosen.verified['sentence']}"
     for axis, why in advice.jobs.items():
         yield f"  {axis}: {why}"
 

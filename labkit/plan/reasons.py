@@ -45,8 +45,10 @@ def why_not(candidate: Candidate, chosen: Candidate | None) -> str:
         more = candidate.num_gpus - chosen.num_gpus
         gpus = f"{more} GPU{'s' if more > 1 else ''}"
         return f"{candidate.layout} meets every wish, with {gpus} more than {chosen.layout}."
+    if candidate.num_gpus < chosen.num_gpus:
+        return f"{candidate.layout} meets every wish on fewer GPUs, by another way to hold the model: more changes."
     return (
-        f"{candidate.layout} meets every wish, on no more GPUs; {chosen.layout} does it with fewer axes, without slow "
+        f"{candidate.layout} meets every wish on as many GPUs; {chosen.layout} does it with fewer axes, without slow "
         "links for frequent collectives, or with more of what was short."
     )
 
