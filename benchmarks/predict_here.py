@@ -4,7 +4,7 @@ The simulator runs the very schedule that is then sent, with steps that cost wha
 p50 and p95 stand beside what the client measured. One rate a workload, for all layouts: the one that keeps a single
 rank busy for `--load` of the time, as predicted. `speed` is how long the run's own steps took over what the calibration
 says of such steps: a machine that drifts shows there, and the last line says what is left of the errors without it.
-Prints the table, and one JSON line last. Runs that were kept (`--keep`) can be looked at again (`--again`).
+Prints the table, and one JSON line last. Runs that were kept (`--keep`) can be looked at again (`--again`); `--docs FILE` writes the table for a reader.
 
 python benchmarks/predict_here.py [--calibration FILE] [--load 0.6] [--seconds 30] [--keep FOLDER] [--again FOLDER]
 """
@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     parser.add_argument("--keep", default="", help="write requests and steps of every run into this folder")
     parser.add_argument("--again", default="", help="predict the runs kept in this folder instead of sending any")
+    parser.add_argument("--docs", default="", help="write the table, as Markdown, to this file")
     parser.add_argument("--anyway", action="store_true", help="although the machine is busy")
     options = parser.parse_args()
     if options.calibration:
@@ -221,11 +222,14 @@ def main() -> None:
     rows, others = (
         (looked_at_again(calibration, Path(options.again)), None) if options.again else measure(calibration, options)
     )
-    report(rows, calibration, others)
+    told = report(rows, calibration, others)
+    if options.docs:
+        Path(options.docs).write_text("\n".join(markdown(rows, calibration, told)) + "\n", encoding="utf-8")
 
 
-def report(rows: list[dict[str, Any]], calibration: Calibration, others: float | None) -> None:
-    found = {}
+def report(rows: list[dict[str, Any]], calibration: Calibration, others: float | None) -> list[str]:
+    """The sentences under the table, and the JSON line."""
+    found, said = {}, []
     for kind, words in (("error", "as calibrated"), ("error_at_own_speed", "at each run's own speed")):
         within = {name: sum(abs(row[kind][name]) <= allowed for row in rows) for name, allowed in ALLOWED.items()}
         mean = {name: float(np.mean([abs(row[kind][name]) for row in rows])) for name in ALLOWED}
@@ -234,10 +238,39 @@ def report(rows: list[dict[str, Any]], calibration: Calibration, others: float |
             f"{name} {within[name]} of {len(rows)} within {allowed:.0%}, {mean[name]:.0%} on average"
             for name, allowed in ALLOWED.items()
         )
-        print(f"{words}: {told}.")
+        said.append(f"{words[0].upper()}{words[1:]}: {told}.")
     speeds = [row["speed"] for row in rows]
-    print(f"The runs' own steps took {min(speeds):.2f} to {max(speeds):.2f} of what the calibration says of them.")
+    said.append(f"The runs' own steps took {min(speeds):.2f} to {max(speeds):.2f} of what the calibration says of them.")
+    print("\n".join(said))
     print(json.dumps({"rows": rows, **found, "others_share": others, "calibration": calibration.about}))
+    return said
+
+
+def markdown(rows: list[dict[str, Any]], calibration: Calibration, said: list[str]) -> list[str]:
+    about = calibration.about
+    machine = f"{about['model']}, {about['num_ranks']} ranks on {about['num_cores']} cores, {about['measured_at'][:10]}"
+    lines = [
+        "# Predicted against measured on one machine",
+        "",
+        "Written by `benchmarks/predict_here.py`; do not edit. Steps were measured by `labkit calibrate`, the workloads",
+        "were not part of it, and the simulator ran the schedule that was then sent. Milliseconds, predicted / measured;",
+        "`speed` is what the run's own steps took over what the calibration says of such steps.",
+        "",
+        f"{machine}; others had {about['others_share']:.1%} of the cores while it was calibrated.",
+        *calibration.notes,
+        "",
+        f"| workload | layout | requests/s | requests | speed | {' | '.join(ALLOWED).replace('_', ' ')} |",
+        "|---|---|---|---|---|" + "---|" * len(ALLOWED),
+        *map(table_row, rows),
+    ]
+    return [*lines, *(line for sentence in said for line in ("", sentence))]
+
+
+def table_row(row: dict[str, Any]) -> str:
+    expected, found, error = row["predicted"], row["measured"], row["error"]
+    cells = [f"{expected[name]:.1f} / {found[name]:.1f} ({error[name]:+.0%})" for name in ALLOWED]
+    run = [row["workload"], row["layout"], f"{row['rate']:g}", str(row["n"]), f"{row['speed']:.2f}"]
+    return f"| {' | '.join([*run, *cells])} |"
 
 
 if __name__ == "__main__":
