@@ -4,7 +4,8 @@ The simulator runs the very schedule that is then sent, with steps that cost wha
 p50 and p95 stand beside what the client measured. One rate a workload, for all layouts: the one that keeps a single
 rank busy for `--load` of the time, as predicted. `speed` is how long the run's own steps took over what the calibration
 says of such steps: a machine that drifts shows there, and the last line says what is left of the errors without it.
-Prints the table, and one JSON line last. Runs that were kept (`--keep`) can be looked at again (`--again`); `--docs FILE` writes the table for a reader.
+Prints the table, and one JSON line last. Runs that were kept (`--keep`) can be looked at again (`--again`); `--docs
+FILE` writes the table for a reader.
 
 python benchmarks/predict_here.py [--calibration FILE] [--load 0.6] [--seconds 30] [--keep FOLDER] [--again FOLDER]
 """
@@ -240,7 +241,7 @@ def report(rows: list[dict[str, Any]], calibration: Calibration, others: float |
         )
         said.append(f"{words[0].upper()}{words[1:]}: {told}.")
     speeds = [row["speed"] for row in rows]
-    said.append(f"The runs' own steps took {min(speeds):.2f} to {max(speeds):.2f} of what the calibration says of them.")
+    said.append(f"The runs' own steps took {min(speeds):.2f} to {max(speeds):.2f} of what the calibration says.")
     print("\n".join(said))
     print(json.dumps({"rows": rows, **found, "others_share": others, "calibration": calibration.about}))
     return said
@@ -252,9 +253,9 @@ def markdown(rows: list[dict[str, Any]], calibration: Calibration, said: list[st
     lines = [
         "# Predicted against measured on one machine",
         "",
-        "Written by `benchmarks/predict_here.py`; do not edit. Steps were measured by `labkit calibrate`, the workloads",
-        "were not part of it, and the simulator ran the schedule that was then sent. Milliseconds, predicted / measured;",
-        "`speed` is what the run's own steps took over what the calibration says of such steps.",
+        "Written by `benchmarks/predict_here.py`; do not edit. Steps were measured by `labkit calibrate`, the",
+        "workloads were no part of it, and the simulator ran the schedule that was then sent. Milliseconds, predicted",
+        "and measured; `speed` is what the run's own steps took over what the calibration says of such steps.",
         "",
         f"{machine}; others had {about['others_share']:.1%} of the cores while it was calibrated.",
         *calibration.notes,

@@ -45,7 +45,7 @@ def calibrate(
         show.end()
     if not as_json:
         _tell(found)
-        typer.echo(f"Kept as {path}; labkit plan and labkit simulate --gpus here use it.")
+        typer.echo(f"Kept as {path}; labkit plan and labkit simulate use it with --gpus here --engine labkit.")
     typer.echo(json.dumps(_summary(found, path)))
 
 

@@ -12,10 +12,12 @@ import socket
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from labkit.layout import Layout
+from labkit.model.shapes import ModelSpec
 from labkit.paths import home_dir
 from labkit.plan.fitted_cost import ClientCost, FittedCost, stage_cost
 
@@ -129,6 +131,20 @@ def load_calibration(model_or_path: str | Path) -> Calibration:
         raise ValueError(
             f"{path} is no calibration ({type(error).__name__}: {error}): measure again with `labkit calibrate`."
         ) from None
+
+
+def measured_cost(layout: Layout, spec: ModelSpec) -> FittedCost | None:
+    """What was measured here of a model's steps, all replicas and stages at work; None where nothing was."""
+    path = calibration_path(spec.name)
+    if not path.is_file():
+        return None
+    found = _kept(path, path.stat().st_mtime_ns).layouts.get(layout.slug)
+    return None if found is None else found.cost().with_company(1.0)
+
+
+@lru_cache(maxsize=8)
+def _kept(path: Path, mtime_ns: int) -> Calibration:
+    return load_calibration(path)
 
 
 def _lines(calibration: Calibration) -> Iterator[str]:

@@ -14,10 +14,11 @@ from labkit.model.spec import load_spec
 from labkit.plan.calibration import Calibration, calibration_path, load_calibration, save_calibration
 from labkit.plan.calibration_fit import client_measures, fit_layout
 from labkit.plan.calibration_hardware import save_hardware
+from labkit.plan.cost import step_cost
 from labkit.plan.fitted_cost import FittedCost, stage_cost
 from labkit.plan.hardware import load_hardware
 from labkit.plan.step_samples import overlap_ns, samples_of, work_of
-from labkit.plan.work import StepWork
+from labkit.plan.work import EngineSettings, StepWork
 
 ALONE = {"step": 9e-3, "rows_1_4": 2e-3, "rows_4_16": 1.2e-3, "rows_16_64": 9e-4, "rows_64_256": 8e-4,
          "rows_256_up": 8e-4, "prompt_pairs": 4e-7, "decode_context": 3e-6}  # fmt: skip
@@ -188,3 +189,21 @@ def test_the_machine_stands_as_hardware_once_tp_was_measured_too(home: Path):
     read = spec.num_parameters * 4
     assert hardware.device.memory_bandwidth.value == pytest.approx(read / 9e-3, rel=0.1)
     assert hardware.device.rates["float32"].origin == "measured"
+
+
+def test_our_engine_on_the_machine_at_hand_costs_what_was_measured(home: Path):
+    calibration, spec = made_calibration(), load_spec("lab-30m")
+    together = made_steps(FittedCost("tp2", (stage_cost(ALONE),)), 200)
+    for step in together:
+        rows = step.prefill_tokens + step.num_decode_seqs
+        step.ranks, step.num_collectives = [0, 1], 18
+        step.wait_ns, step.transfer_ns = [0, 500_000], [900_000 + 5_000 * rows] * 2
+    calibration.layouts["tp2"] = fit_layout(Layout(tp=2), together)
+    save_hardware(calibration, spec)
+    here, settings = load_hardware("here"), EngineSettings(policy="labkit", max_num_batched_tokens=512, max_num_seqs=64)
+    assert not isinstance(step_cost(Layout(), spec, here, settings, "labkit"), FittedCost), "nothing was kept yet"
+    save_calibration(calibration, calibration_path(spec.name))
+    cost = step_cost(Layout(), spec, here, settings, "labkit")
+    assert cost.seconds(decodes(4)) == pytest.approx(calibration.cost("tp1").seconds(decodes(4)), rel=1e-4)
+    assert not isinstance(step_cost(Layout(pp=2), spec, here, settings, "labkit"), FittedCost), "pp2 was not measured"
+    assert not isinstance(step_cost(Layout(), spec, here, settings, "vllm"), FittedCost), "measured of our engine only"
