@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from labkit.plan.calibration import Calibration, LayoutFit, Measure, calibration_path, save_calibration
 
 from labkit.model.spec import model_dir
 from labkit.plan.advise import advise
+from labkit.plan.calibration import Calibration, LayoutFit, Measure, calibration_path, save_calibration
 from labkit.show.planner_frame import Here
 from labkit.show.planner_here import expect
 from labkit.show.planner_inputs import Inputs, asked_of, case_of, demand_of, options
