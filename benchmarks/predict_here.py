@@ -138,8 +138,19 @@ def compared(
     found, speed = measured(records), speed_of(steps, layout, cost)
     asked, at_own = (predict(each, layout, requests, options.warmup) for each in (cost, at_speed(cost, speed)))
     number = sum(record.status == "completed" and not record.warmup for record in records)
-    return {"layout": layout, "workload": workload, "rate": rate, "n": number, "speed": speed, "measured": found,
-            "predicted": asked, "error": errors(asked, found), "error_at_own_speed": errors(at_own, found)}  # fmt: skip
+    return {
+        "layout": layout,
+        "workload": workload,
+        "rate": rate,
+        "seconds": options.seconds,
+        "scale": options.scale,
+        "n": number,
+        "speed": speed,
+        "measured": found,
+        "predicted": asked,
+        "error": errors(asked, found),
+        "error_at_own_speed": errors(at_own, found),
+    }
 
 
 def errors(expected: dict[str, float], found: dict[str, float]) -> dict[str, float]:
@@ -257,7 +268,8 @@ def markdown(rows: list[dict[str, Any]], calibration: Calibration, said: list[st
         "workloads were no part of it, and the simulator ran the schedule that was then sent. Milliseconds, predicted",
         "and measured; `speed` is what the run's own steps took over what the calibration says of such steps.",
         "",
-        f"{machine}; others had {about['others_share']:.1%} of the cores while it was calibrated.",
+        f"{machine}; others had {about['others_share']:.1%} of the cores while it was calibrated. Runs of "
+        f"{rows[0]['seconds']:.1f} s, all lengths times {rows[0]['scale']:g}, at one rate a workload.",
         *calibration.notes,
         "",
         f"| workload | layout | requests/s | requests | speed | {' | '.join(ALLOWED).replace('_', ' ')} |",
