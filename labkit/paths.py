@@ -18,6 +18,23 @@ def data_dir() -> Path:
     return Path(os.environ.get("LABKIT_DATA", _ROOT / "data"))
 
 
+def read_text(path: str | Path, kind: str = "file") -> str:
+    """The text of a file that somebody named: UTF-8, with or without a byte order mark (Excel writes one).
+
+    Raises FileNotFoundError or ValueError with a sentence; `kind` is what should have been there.
+    """
+    given = Path(path).expanduser()
+    if given.is_dir():
+        raise ValueError(f"{path} is a folder: give the path of a {kind}.")
+    if not given.is_file():
+        raise FileNotFoundError(f"There is no {kind} at {path}: give the path of one.")
+    try:
+        return given.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        why = f"{error.reason}, at byte {error.start}"
+        raise ValueError(f"{path} is no {kind}: its bytes are no UTF-8 text ({why}). Give a text file.") from None
+
+
 def repo_dir() -> Path:
     """The checkout that holds labs/ and dashboards/."""
     return _ROOT

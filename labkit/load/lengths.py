@@ -71,7 +71,7 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def scaled(self, factor: float) -> Lengths:
         """The same shape with every length multiplied by `factor` (at least 1 token)."""
-        if factor <= 0:
+        if not 0 < factor < math.inf:
             raise ValueError(f"the length scale must be above 0; got {factor}.")
 
         def times(tokens: float) -> int:

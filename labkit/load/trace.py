@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import msgspec
 
 from labkit.load.prompts import PromptMaker
 from labkit.load.schedule import Outline, PlannedRequest, Schedule, fit, fit_lengths
+from labkit.paths import read_text
 
 MOONCAKE_BLOCK_TOKENS = 512
 FORMATS = "Azure 2023 csv, BurstGPT csv, or Mooncake jsonl"
@@ -51,8 +53,8 @@ def read_trace(path: str | Path) -> list[TraceRow]:
     Raises ValueError when the file is in none of the known formats, or holds no request.
     """
     path = find_trace(path)
-    with path.open(newline="") as lines:
-        raw = list(_mooncake(lines) if path.suffix in (".jsonl", ".json") else _table(lines, path))
+    lines = read_text(path, "trace").splitlines()
+    raw = list(_mooncake(lines, path) if path.suffix in (".jsonl", ".json") else _table(lines, path))
     answered = (row for row in raw if row.prompt_tokens > 0 and row.output_tokens > 0)
     rows = sorted(answered, key=lambda row: row.at_s)
     if not rows:
@@ -61,7 +63,7 @@ def read_trace(path: str | Path) -> list[TraceRow]:
     return [msgspec.structs.replace(row, at_s=row.at_s - first_s) for row in rows]
 
 
-def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
+def _mooncake(lines: Iterable[str], path: Path) -> Iterator[TraceRow]:
     decoder = msgspec.json.Decoder(_MooncakeRow)
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -69,7 +71,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
         try:
             row = decoder.decode(line)
         except msgspec.MsgspecError as error:
-            raise ValueError(f"line {number} is not a Mooncake row: {error}") from error
+            raise ValueError(f"{path}, line {number} is not a Mooncake row: {error}.") from error
         yield TraceRow(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
 
 
@@ -84,7 +86,17 @@ def _table(lines: Iterable[str], path: Path) -> Iterator[TraceRow]:
     else:
         raise ValueError(f"{path} has columns {sorted(columns)}: no known trace; expected {FORMATS}.")
     for row in reader:
-        yield TraceRow(seconds(row[names[0]]), int(row[names[1]]), int(row[names[2]]))
+        try:
+            found = TraceRow(seconds(row[names[0]]), int(row[names[1]]), int(row[names[2]]))
+        except (TypeError, ValueError):  # a short row has None
+            found = None
+        if found is None or not math.isfinite(found.at_s):
+            given = ", ".join(f"{name} {row[name]!r}" for name in names)
+            raise ValueError(
+                f"{path}, line {reader.line_num}: {given}. A row needs an instant and two whole numbers of tokens: "
+                "mend it or take it out."
+            )
+        yield found
 
 
 def _azure_seconds(stamp: str) -> float:
@@ -153,7 +165,7 @@ def _rows_of(
     rate: float | None, length_scale: float,
 ) -> tuple[list[TraceRow], float, float]:  # fmt: skip
     """The rows of a window, how long it is, and how many times faster it is replayed."""
-    if time_scale <= 0 or length_scale <= 0 or (rate is not None and rate <= 0):
+    if not all(0 < value < math.inf for value in (time_scale, length_scale, 1.0 if rate is None else rate)):
         given = f"{time_scale}, {length_scale}, {rate}"
         raise ValueError(f"time_scale, length_scale and rate must be above 0; got {given}.")
     rows = _window(read_trace(path), start_s, seconds, num_requests, path)

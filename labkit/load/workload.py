@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from labkit.load.lengths import Lengths
-from labkit.paths import data_dir
+from labkit.paths import data_dir, read_text
 
 PROCESSES = ("poisson", "gamma", "constant", "burst")
 
@@ -139,6 +139,6 @@ def load_workload(name_or_path: str | Path) -> Workload:
             f"or give the path of a .toml file."
         )
     try:
-        return msgspec.convert(tomllib.loads(path.read_text()), Workload)
+        return msgspec.convert(tomllib.loads(read_text(path, "workload")), Workload)
     except (msgspec.ValidationError, tomllib.TOMLDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error

@@ -89,6 +89,9 @@ def load_spec(name_or_path: str | Path) -> ModelSpec:
 
     Raises FileNotFoundError or ConfigError (a ValueError) with a sentence.
     """
+    given = Path(name_or_path).expanduser()
+    if given.suffix == ".json" and given.name != "config.json" and given.is_file():  # saved under a name of its own
+        return _load(given, given.stat().st_mtime_ns)
     folder = model_dir(name_or_path)
     file = folder / "config.json"
     spec = _load(file, file.stat().st_mtime_ns)
@@ -106,4 +109,4 @@ def _load(file: Path, mtime_ns: int) -> ModelSpec:
         raise ConfigError(f"{file} is not valid JSON: {error}.") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{file} must hold a JSON object, as Hugging Face's config.json does.")
-    return parse_config(config, file.parent.name)
+    return parse_config(config, file.parent.name if file.name == "config.json" else file.stem)

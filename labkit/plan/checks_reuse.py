@@ -10,6 +10,7 @@ from dataclasses import replace
 from labkit.layout import Layout, imbalance, plain_placement
 from labkit.plan.case import cost_of_step, decode_work, prefill_work
 from labkit.plan.checks import FAILED, MANY, NOT_MEASURED, PASSED, Check, Look, spoken
+from labkit.plan.chips import chip_of
 from labkit.plan.choose import without_pcp
 from labkit.plan.cost import step_cost
 from labkit.plan.memory import memory_plan
@@ -61,7 +62,8 @@ def dcp_checks(look: Look) -> Iterator[Check]:
     bare = replace(layout, dcp=1)
     settings, memory = look.candidate.settings, look.candidate.memory
     assert memory is not None
-    held = memory_plan(bare, case.spec, case.hardware.device.memory_bytes, settings)
+    device = case.hardware.device
+    held = memory_plan(bare, case.spec, device.memory_bytes, settings, chip=chip_of(device.name))
     needed = look.in_flight * case.demand.tokens_each
     yield Check("dcp", "resident tokens", PASSED if memory.kv_tokens >= needed else FAILED,
                 f"KV for {memory.kv_tokens:,} tokens instead of {held.kv_tokens:,}; {needed:,.0f} are resident at this "

@@ -95,21 +95,41 @@ def read_demand(
     """Raises ValueError or FileNotFoundError with a sentence. Without rate and concurrency: the workload's own rate."""
     if rate is not None and concurrency is not None:
         raise ValueError("Give --rate or --concurrency, not both: an open loop has a rate, a closed one a number.")
-    if isinstance(text, str) and (match := _TWO_NUMBERS.fullmatch(text.strip())):
-        return _of_numbers(int(match[1]), int(match[2]), rate, concurrency)
+    if isinstance(text, str) and (pair := two_numbers(text)):
+        return _of_numbers(*pair, rate, concurrency, length_scale)
     if isinstance(text, str) and Path(text).suffix in _TRACE_SUFFIXES:
         return _of_trace(Path(text), rate, concurrency, length_scale)
     workload = load_workload(text) if isinstance(text, str) else text
     return _of_workload(workload.scaled(length_scale), rate, concurrency)
 
 
-def _of_numbers(prompt: int, output: int, rate: float | None, concurrency: int | None) -> Demand:
+def two_numbers(text: str) -> tuple[int, int] | None:
+    """`8192/1024` as (tokens in, tokens out); None for the name of a workload or a file. Raises ValueError for numbers
+    of another form."""
+    if match := _TWO_NUMBERS.fullmatch(text.strip()):
+        return int(match[1]), int(match[2])
+    if "/" in text and text.strip()[:1].isdigit() and not Path(text).suffix:
+        raise ValueError(f"{text!r} is no pair of lengths: write tokens in and tokens out, such as 8192/1024.")
+    return None
+
+
+def _of_numbers(
+    prompt: int, output: int, rate: float | None, concurrency: int | None, length_scale: float = 1.0
+) -> Demand:  # fmt: skip
     if min(prompt, output) < 1:
         raise ValueError(f"{prompt}/{output}: tokens in and tokens out, at least 1 each.")
     if rate is None and concurrency is None:
         raise ValueError(f"{prompt}/{output} says lengths and no load: add --rate or --concurrency.")
-    return Demand(f"{prompt}/{output}", prompt, output, prompt, prompt + output, rate=rate, concurrency=concurrency,
+    name = f"{prompt}/{output}"
+    prompt, output = (_scaled(tokens, length_scale) for tokens in (prompt, output))
+    return Demand(name, prompt, output, prompt, prompt + output, rate=rate, concurrency=concurrency,
                   lengths=((prompt, output),))  # fmt: skip
+
+
+def _scaled(tokens: int, length_scale: float) -> int:
+    if not 0 < length_scale < math.inf:
+        raise ValueError(f"the length scale must be above 0; got {length_scale}.")
+    return max(1, round(tokens * length_scale))
 
 
 def _of_workload(workload: Workload, rate: float | None, concurrency: int | None) -> Demand:
@@ -136,11 +156,8 @@ def _found(part: Part) -> int:
 
 
 def _of_trace(path: Path, rate: float | None, concurrency: int | None, length_scale: float) -> Demand:
-    if length_scale <= 0:
-        raise ValueError(f"the length scale must be above 0; got {length_scale}.")
     found = read_trace(path)[:MAX_TRACE_ROWS]
-    rows = [(max(1, round(row.prompt_tokens * length_scale)), max(1, round(row.output_tokens * length_scale)))
-            for row in found]  # fmt: skip
+    rows = [(_scaled(row.prompt_tokens, length_scale), _scaled(row.output_tokens, length_scale)) for row in found]
     span_s = found[-1].at_s - found[0].at_s
     if rate is None and concurrency is None:
         if not span_s:

@@ -8,6 +8,7 @@ devices that were. The machine at hand is the file that `labkit calibrate` leave
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from labkit.paths import data_dir, home_dir
+from labkit.paths import data_dir, home_dir, read_text
 
 ORIGINS = ("datasheet", "fitted", "measured")
 SERVERS = {"nvswitch": "nvlink", "pairs": "nvlink", "pcie": "", "xgmi": "xgmi"}
@@ -126,7 +127,9 @@ def load_hardware(text: str, nodes: int = 1, link: str = "") -> Hardware:
     server = link or suffix
     table = _read(file, file.stat().st_mtime_ns)
     num_gpus = number if number >= 0 else int(table["device"].get("gpus", 1)) * nodes
-    if num_gpus < 1 or nodes < 1 or num_gpus % nodes:
+    if num_gpus < 1 or nodes < 1:
+        raise ValueError(f"{num_gpus} GPUs on {nodes} nodes: give at least 1 of each, such as 8xh200 on 1 node.")
+    if num_gpus % nodes:
         raise ValueError(f"{num_gpus} GPUs cannot stand on {nodes} nodes evenly: give a multiple of {nodes}.")
     server = server or table["device"].get("server", "pcie")
     if server not in SERVERS:
@@ -172,7 +175,7 @@ def _find(name: str) -> tuple[Path, str]:
 @lru_cache(maxsize=64)
 def _read(file: Path, mtime_ns: int) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_text(file, "hardware file"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file} is not valid TOML: {error}.") from None
     if file.name != "links.toml" and not {"memory_bytes", "memory_bandwidth", "rates"} <= set(table.get("device", {})):
@@ -183,6 +186,9 @@ def _read(file: Path, mtime_ns: int) -> dict[str, Any]:
 def _parameter(given: Any, sources: dict[str, str]) -> Parameter:
     if not isinstance(given, dict) or not {"value", "unit", "origin"} <= set(given):
         raise ValueError(f"{given!r} is no parameter: give value, unit, origin and source.")
+    value = given["value"]
+    if not isinstance(value, int | float) or not (0 < value < math.inf or (value == 0 and given["unit"] == "s")):
+        raise ValueError(f"{value!r} {given['unit']} is no value for a device or link: give a number above 0.")
     source = str(given.get("source", ""))
     residual = given.get("residual")
     return Parameter(

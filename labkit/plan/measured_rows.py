@@ -105,6 +105,8 @@ def with_precision(spec: ModelSpec, precision: str) -> ModelSpec:
 
 def _hardware(system: str, layout: Layout) -> Hardware:
     name = system.strip().lower().removesuffix("_sxm").replace("_", "-")
+    if not name:
+        raise RowError("system is empty: name the GPU, such as h100_sxm or h200_sxm.")
     try:
         return load_hardware(f"{GPUS_A_NODE}x{name}")
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,9 +101,16 @@ class Given:
             raise ValueError("Which model? Give --model NAME, a folder, or the path of a config.json.")
         if not self.gpus:
             raise ValueError("On which GPUs? Give --gpus, such as 8xh200, 4xa100-pairs or here.")
+        spec, demand, engine = load_spec(model), self._demand(stored), self._settings(stored, settings)
+        longest = min(engine.max_model_len or spec.max_positions, spec.max_positions)
+        if demand.longest_tokens > longest:
+            raise ValueError(
+                f"The longest request has {demand.longest_tokens:,} tokens, and {spec.name} takes {longest:,}: shorten "
+                "requests (--length-scale), or choose a model with a longer context."
+            )
         return advise(
-            load_spec(model), load_hardware(self.gpus, self.nodes), self._demand(stored), objective,
-            self._settings(stored, settings), engine=self.engine, price=self.price, current=self._current(stored),
+            spec, load_hardware(self.gpus, self.nodes), demand, objective, engine,
+            engine=self.engine, price=self.price, current=self._current(stored),
             diagnosis=_diagnosed(stored, objective), expert_load=stored.expert_load() if stored else (),
             verify=self.verify, asked=self.workload,
         )  # fmt: skip
@@ -110,7 +118,7 @@ class Given:
     def _check(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"--engine {self.engine} is not known: choose one of {', '.join(ENGINES)}.")
-        if self.price is not None and self.price <= 0:
+        if self.price is not None and not 0 < self.price < math.inf:
             raise ValueError(f"--price is {self.price:g}: $ per GPU and hour, above 0.")
         if self.nodes < 1:
             raise ValueError(f"--nodes is {self.nodes}: at least 1.")
@@ -142,6 +150,11 @@ class Given:
     def _current(self, stored: PlannedFrom | None) -> Layout | None:
         from labkit.layout import Layout
 
+        if ":" in self.layout:
+            raise ValueError(
+                f"--layout {self.layout}: a plan begins from one pool that serves now, such as tp2 or dp2xtp2; what "
+                "two pools do with this traffic says `labkit simulate`."
+            )
         if self.layout:
             return Layout.parse(self.layout)
         return stored.layout() if stored else None

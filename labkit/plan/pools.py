@@ -15,6 +15,7 @@ from labkit.layout import Deployment, Layout
 from labkit.layout.legality import is_legal
 from labkit.plan.candidates import Candidate, judged
 from labkit.plan.case import Case, computed_prompt, cost_of_step, decode_work
+from labkit.plan.chips import chip_of
 from labkit.plan.memory import MemoryPlan, memory_plan
 from labkit.plan.objective import spoken_ms
 from labkit.plan.predict import Prediction, predict_open
@@ -52,10 +53,19 @@ def pool_candidates(case: Case, fewer_than: int) -> list[Candidate]:
 
 def pool_candidate(case: Case, deployment: Deployment) -> Candidate:
     prefill, decode = (pool.layout for pool in deployment.pools)
-    plans = [memory_plan(one, case.spec, case.hardware.device.memory_bytes, case.settings) for one in (prefill, decode)]
+    device = case.hardware.device
+    plans = [memory_plan(one, case.spec, device.memory_bytes, case.settings, chip=chip_of(device.name))
+             for one in (prefill, decode)]  # fmt: skip
     lacking = next((plan for plan in plans if not plan.fits), None)
     if lacking is not None:
         return Candidate(deployment, case.settings, True, False, False, lacking.reason, "memory", lacking)
+    longest, least = case.demand.longest_tokens, min(plans, key=lambda plan: plan.kv_tokens)
+    if least.kv_tokens < longest:
+        reason = (
+            f"{deployment}: the longest request has {longest:,} tokens, and a replica of {least.layout} holds KV for "
+            f"{least.kv_tokens:,}."
+        )
+        return Candidate(deployment, case.settings, True, False, True, reason, "memory", least)
     found, _ = predict_pools(case, prefill, decode, plans[1])
     return judged(case, deployment, case.settings, plans[1], found)
 
@@ -71,7 +81,26 @@ def predict_pools(case: Case, prefill: Layout, decode: Layout, held: MemoryPlan)
         found, _ = _at_rate(case, prefill, decode, held, middle)
         below = math.isfinite(found.concurrency) and found.concurrency <= case.demand.concurrency
         low, high = (middle, high) if below else (low, middle)
-    return _at_rate(case, prefill, decode, held, max(low, 1e-6))
+    found, figures = _at_rate(case, prefill, decode, held, max(low, 1e-6))
+    return _with_queue(found, case.demand.concurrency, figures.in_flight > 0.95 * _seats(case, decode, held)), figures
+
+
+def _with_queue(found: Prediction, asked: int, seated: bool) -> Prediction:
+    """Those in flight beyond what the pools carry wait in front of them (Little: in flight = rate · stay)."""
+    if not math.isfinite(found.concurrency):
+        return found
+    waiting_ms = 1e3 * (asked - found.concurrency) / found.requests_per_s
+    if not waiting_ms > 0.01 * found.ttft_ms["mean"]:  # what is left of the search
+        return found
+    ttft = {name: value + waiting_ms for name, value in found.ttft_ms.items()}
+    return replace(
+        found, ttft_ms=ttft, queue_ms=found.queue_ms + waiting_ms, concurrency=float(asked), kv_full=seated
+    )
+
+
+def _seats(case: Case, decode: Layout, held: MemoryPlan) -> int:
+    """Answers that the decode pool writes at once, by its KV and by max_num_seqs."""
+    return min(held.most_requests(case.demand.tokens_each), case.settings.max_num_seqs * decode.dp * decode.pp)
 
 
 def _prefill_most(case: Case, prefill: Layout) -> float:
@@ -90,25 +119,28 @@ def _at_rate(
                          rate=rate, engine=case.engine)  # fmt: skip
     handoff_s = cost_of_step(case, prefill).handoff_seconds(demand.prompt_tokens)
     link_use = rate * handoff_s / prefill.dp
-    most = held.most_requests(demand.tokens_each)
-    in_flight = _in_flight(case, decode, rate, most)
+    prefill_most = _prefill_most(case, prefill)
+    served = min(rate, prefill_most, prefill.dp / handoff_s if handoff_s else math.inf)
+    seats = _seats(case, decode, held)
+    in_flight = _in_flight(case, decode, served, seats)
     full = not math.isfinite(in_flight)
+    if full:
+        served = min(served, 1e3 * seats / demand.output_tokens / _step_ms(case, decode, seats))
     tpot = {name: _step_ms(case, decode, in_flight + z * math.sqrt(in_flight)) if not full else
-            _step_ms(case, decode, most) for name, z in BUSY.items()}  # fmt: skip
-    late = math.inf if full or link_use >= 1 else 1e3 * handoff_s
+            _step_ms(case, decode, seats) for name, z in BUSY.items()}  # fmt: skip
+    late = math.inf if full or served < rate else 1e3 * handoff_s
     ttft = {name: value + late for name, value in first.ttft_ms.items()}
     stay_s = (ttft["mean"] + demand.output_tokens * tpot["mean"]) / 1e3
     found = replace(
-        first, ttft_ms=ttft, tpot_ms=tpot, requests_per_s=rate, tokens_per_s=rate * demand.output_tokens,
+        first, ttft_ms=ttft, tpot_ms=tpot, requests_per_s=served, tokens_per_s=served * demand.output_tokens,
         concurrency=rate * stay_s, kv_full=full, source=f"{first.source}; decode pool by its steps alone",
     )  # fmt: skip
-    return found, PoolFigures(rate, in_flight, handoff_s, link_use, rate / _prefill_most(case, prefill))
+    return found, PoolFigures(rate, in_flight, handoff_s, link_use, rate / prefill_most)
 
 
-def _in_flight(case: Case, decode: Layout, rate: float, most: int) -> float:
-    """Answers being written when as many come as go: n = rate · answer · step(n). Infinite beyond what KV holds."""
-    seqs = min(most, case.settings.max_num_seqs * decode.dp * decode.pp)
-    low, high = 0.0, float(seqs)
+def _in_flight(case: Case, decode: Layout, rate: float, seats: int) -> float:
+    """Answers being written when as many come as go: n = rate · answer · step(n). Infinite beyond the seats."""
+    low, high = 0.0, float(seats)
     if high < 1 or rate * case.demand.output_tokens * _step_ms(case, decode, high) / 1e3 > high:
         return math.inf
     for _ in range(ROUNDS):

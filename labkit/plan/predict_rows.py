@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
+from labkit.paths import read_text
 from labkit.plan.measured_rows import COLUMNS, ROUNDS, Row, read_row
 from labkit.plan.predict import Prediction, predict_closed
 
@@ -36,13 +38,16 @@ def answer(given: Mapping[str, str]) -> dict[str, str]:
 
 def predict_file(rows: Path, out: Path) -> tuple[int, int]:
     """Writes the rows with the added columns; (rows, refused among them). Raises ValueError for missing columns."""
-    with rows.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines)
-        columns = list(reader.fieldnames or ())
-        missing = [name for name in COLUMNS if name not in columns]
-        if missing:
-            raise ValueError(f"{rows} lacks the columns {', '.join(missing)}: give those of serving_hopper.csv.")
-        given = [{name: (row.get(name) or "") for name in columns} for row in reader]
+    reader = csv.DictReader(io.StringIO(read_text(rows, "CSV of rows"), newline=""))
+    columns = list(reader.fieldnames or ())
+    missing = [name for name in COLUMNS if name not in columns]
+    if missing:
+        raise ValueError(f"{rows} lacks the columns {', '.join(missing)}: give those of serving_hopper.csv.")
+    given = [{name: (row.get(name) or "") for name in columns} for row in reader]
+    if not given:
+        raise ValueError(f"{rows} has columns and no row under them: there is nothing to predict.")
+    if not out.parent.is_dir() or out.is_dir():
+        raise ValueError(f"--out {out} cannot be written: give the path of a file in a folder that exists.")
     kept = [name for name in columns if name not in ADDED]
     answers = [answer(row) for row in given]
     with out.open("w", newline="", encoding="utf-8") as lines:

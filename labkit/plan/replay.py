@@ -19,6 +19,7 @@ import numpy as np
 
 from labkit.layout import Layout
 from labkit.model.shapes import ModelSpec
+from labkit.paths import read_text
 from labkit.plan.hardware import load_hardware
 from labkit.plan.recorded import Times, left_out_factor
 from labkit.plan.sim_result import SimResult, ladder_ms
@@ -61,13 +62,17 @@ def read_rows(path: str | Path) -> list[RequestRow]:
     """Raises ValueError with the line that is not understood."""
     decoder = msgspec.json.Decoder(RequestRow)
     rows = []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_text(path, "file of recorded requests").split("\n"), 1):
         if line.strip():
             try:
-                rows.append(decoder.decode(line))
+                row = decoder.decode(line)
             except msgspec.MsgspecError as error:
                 needs = ", ".join(RequestRow.__struct_fields__)
                 raise ValueError(f"{path}, line {number}: {error}. A row needs {needs}.") from error
+            if min(row.input_toks, row.output_toks) < 1:
+                given = f"{row.input_toks} tokens in and {row.output_toks} out"
+                raise ValueError(f"{path}, line {number}: {given}: at least 1 each; take out what was not answered.")
+            rows.append(row)
     if not rows:
         raise ValueError(f"{path} has no requests.")
     return rows
@@ -75,16 +80,20 @@ def read_rows(path: str | Path) -> list[RequestRow]:
 
 def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") -> Setup:
     """The engine of a meta file: its kwargs, and what it resolved them to where that is told."""
+    if not isinstance(meta, dict) or not meta.get("model"):
+        raise ValueError("The meta file names no model: it needs `model`, `engine_kwargs`, `kv_cache` and `hardware`.")
+    for name in ("engine_kwargs", "resolved_config", "kv_cache", "hardware"):
+        if not isinstance(meta.get(name, {}), dict):
+            raise ValueError(f"The meta file's {name} is {meta[name]!r}: it must be a table of names and values.")
     kwargs = meta.get("engine_kwargs", {})
     resolved = meta.get("resolved_config", {})
     scheduler, cache = resolved.get("scheduler_config", {}), meta.get("kv_cache", {})
-    dp, tp = int(kwargs.get("data_parallel_size") or 1), int(kwargs.get("tensor_parallel_size") or 1)
-    pp = int(kwargs.get("pipeline_parallel_size") or 1)
+    dp, pp, tp = (_count(kwargs, f"{axis}_parallel_size", 1) for axis in ("data", "pipeline", "tensor"))
     ep = dp * tp if kwargs.get("enable_expert_parallel") else 1
     settings = EngineSettings(
         policy=policy,
-        max_num_batched_tokens=int(kwargs.get("max_num_batched_tokens") or 8192),
-        max_num_seqs=int(kwargs.get("max_num_seqs") or 256),
+        max_num_batched_tokens=_count(kwargs, "max_num_batched_tokens", 8192),
+        max_num_seqs=_count(kwargs, "max_num_seqs", 256),
         block_size=int(cache.get("block_size") or 16),
         gpu_memory_utilization=float(cache.get("gpu_memory_utilization") or 0.9),
         max_model_len=kwargs.get("max_model_len"),
@@ -100,6 +109,20 @@ def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") 
         kv_blocks=int(cache.get("num_gpu_blocks") or 0),
         ahead=bool(scheduler.get("async_scheduling", _is_async(str(meta.get("vllm_version", ""))))),
     )
+
+
+def _read_meta(path: str | Path) -> Any:
+    try:
+        return json.loads(read_text(path, "meta file"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}.") from None
+
+
+def _count(kwargs: dict[str, Any], name: str, usual: int) -> int:
+    value = kwargs.get(name) or usual
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"The meta file's {name} is {value!r}: it must be a whole number from 1 on.")
+    return value
 
 
 def _is_async(version: str) -> bool:
@@ -153,12 +176,13 @@ def replay(rows: list[RequestRow], setup: Setup, cost: StepCost, kv_blocks: int)
 
 def planned_blocks(setup: Setup, spec: ModelSpec, gpus: str) -> int:
     """The run's own count where it was logged, the planner's otherwise."""
+    from labkit.plan.chips import chip_of
     from labkit.plan.memory import memory_plan
 
     if setup.kv_blocks:
         return setup.kv_blocks
     device = load_hardware(gpus).device
-    plan = memory_plan(setup.layout, spec, device.memory_bytes, setup.settings)
+    plan = memory_plan(setup.layout, spec, device.memory_bytes, setup.settings, chip=chip_of(device.name))
     if not plan.fits:
         raise ValueError(plan.reason)
     return plan.kv_blocks
@@ -170,7 +194,7 @@ def replay_files(requests: str | Path, meta: str | Path, gpus: str = "", engine:
     from labkit.plan.cost import step_cost
 
     rows = read_rows(requests)
-    setup = read_setup(json.loads(Path(meta).read_text(encoding="utf-8")), Path(meta).name)
+    setup = read_setup(_read_meta(meta), Path(meta).name)
     gpus = gpus or f"{setup.layout.world_size}x{setup.gpus}"
     spec = load_spec(model_name(setup.model))
     hardware = load_hardware(gpus)

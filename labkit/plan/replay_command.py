@@ -27,7 +27,7 @@ def replay(
 
         found = replay_files(requests, meta, gpus, engine)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(found, allow_nan=False))
     else:
         _show(found)
 
@@ -43,7 +43,8 @@ def _show(found: dict[str, Any]) -> None:
         for key in ("mean", "p50", "p95", "p99"):
             real, guess = found["real"][metric][key], found["predicted"][metric][key]
             title = f"{metric.removesuffix('_ms').upper()} {key}"
-            table.add_row(title, f"{real:,.1f}", f"{guess:,.1f}", f"{found['error'][metric][key]:+.1%}")
+            error = found["error"][metric].get(key)  # none where nothing was measured: answers of one token
+            table.add_row(title, f"{real:,.1f}", f"{guess:,.1f}", "–" if error is None else f"{error:+.1%}")
     console = Console(highlight=False)
     console.print(table)
     console.print(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.layout import AnyLayout, pools_of, read_layout
@@ -18,6 +19,8 @@ from labkit.plan.sim_request import SimRequest
 from labkit.plan.sim_result import SimResult
 from labkit.plan.simulate import Options, simulate
 from labkit.plan.work import EngineSettings, StepCost
+
+_UNBOUNDED = 10**9
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,10 @@ class Asked:
 
     def run(self, on_progress: Callable[[int], None] | None = None) -> tuple[SimResult, dict[str, Any]]:
         """The result, and its summary with what was asked. Raises ValueError, FileNotFoundError with a sentence."""
+        self._check()
         spec, hardware, layout = load_spec(self.model), load_hardware(self.gpus, self.nodes), read_layout(self.layout)
+        if layout.world_size > hardware.num_gpus:
+            raise ValueError(f"{layout} needs {layout.world_size} GPUs, and {self.gpus} has {hardware.num_gpus}.")
         memory = memory_plan(layout, spec, hardware.device.memory_bytes, self.settings, chip=chip(hardware))
         if not memory.fits and not self.kv_blocks:
             raise ValueError(memory.reason)
@@ -60,10 +66,30 @@ class Asked:
             requests, layout, cost, blocks, self.settings, concurrency=self.concurrency, options=options,
             on_progress=on_progress,
         )  # fmt: skip
-        return result, self._summary(result, layout, memory)
+        if result.refused and not result.done.any():
+            why = next(iter(result.refused.values()))
+            raise ValueError(f"None of the {len(requests):,} requests can be served: {why}")
+        return result, self._summary(result, layout, memory) | {"shortened": self._shortened(requests, spec)}
+
+    def _check(self) -> None:
+        counts = {"rate": self.rate, "seconds": self.seconds, "num-requests": self.num_requests,
+                  "length-scale": self.length_scale, "time-scale": self.time_scale}  # fmt: skip
+        for name, value in counts.items():
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"--{name} is {value:g}: give a number above 0, or leave it out.")
+        for name, value in {"concurrency": self.concurrency, "seed": self.seed, "kv-blocks": self.kv_blocks}.items():
+            if value < 0:
+                raise ValueError(f"--{name} is {value}: give a whole number from 0 on.")
+        if self.concurrency and self.rate is not None:
+            raise ValueError("Give --rate or --concurrency, not both: an open loop has a rate, a closed one a number.")
+        if self.workload and not self.trace:
+            if self.seconds is not None and self.rate is None:
+                raise ValueError("--seconds of a workload needs --rate with it; or say how many with --num-requests.")
+            if self.time_scale != 1:
+                raise ValueError("--time-scale is the speed of a trace; a workload comes faster with --rate.")
 
     def requests(self, spec: ModelSpec) -> list[SimRequest]:
-        longest = self.settings.max_model_len or spec.max_positions
+        longest = self._longest(spec)
         if bool(self.trace) == bool(self.workload):
             raise ValueError("Give a workload or a trace, one of them: --workload chat, or --trace FILE.")
         if self.trace:
@@ -78,6 +104,16 @@ class Asked:
             self.workload, num_requests=number, rate=self.rate, seed=self.seed, length_scale=self.length_scale,
             max_context=longest,
         )  # fmt: skip
+
+    def _shortened(self, requests: list[SimRequest], spec: ModelSpec) -> int:
+        """Requests that are longer than the model takes and were cut to it."""
+        if max(r.prompt_tokens + r.output_tokens for r in requests) < self._longest(spec):
+            return 0
+        whole = replace(self, settings=replace(self.settings, max_model_len=_UNBOUNDED)).requests(spec)
+        return sum(r.prompt_tokens + r.output_tokens > self._longest(spec) for r in whole)
+
+    def _longest(self, spec: ModelSpec) -> int:
+        return self.settings.max_model_len or spec.max_positions
 
     def _summary(self, result: SimResult, layout: AnyLayout, memory: MemoryPlan) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from labkit.load.lengths import Lengths
 from labkit.load.schedule import Outline, outline
 from labkit.load.trace import trace_outline
 from labkit.load.workload import Part, Workload, load_workload
+from labkit.plan.demand import two_numbers
 from labkit.plan.sim_request import SimRequest
 
 NUM_REQUESTS = 1000
@@ -29,18 +30,15 @@ def workload_requests(
 
     Without num_requests: the workload's own number, or a thousand.
     """
-    if "/" in workload and all(part.strip().isdigit() for part in workload.split("/")):
-        given = _fixed(workload)
-    else:
-        given = load_workload(workload)
-    count = num_requests or given.num_requests or NUM_REQUESTS
+    pair = two_numbers(workload)
+    given = _fixed(workload, *pair) if pair else load_workload(workload)
+    count = given.num_requests or NUM_REQUESTS if num_requests is None else num_requests
     if given.generator == "small-engines":
         count = min(count, given.num_requests)
     return as_requests(outline(given, count, rate, seed, length_scale, max_context))
 
 
-def _fixed(text: str) -> Workload:
-    prompt, output = (int(part) for part in text.split("/")[:2])
+def _fixed(text: str, prompt: int, output: int) -> Workload:
     part = Part(Lengths("constant", tokens=prompt), Lengths("constant", tokens=output))
     return Workload(name=text, title=text, parts=(part,))
 

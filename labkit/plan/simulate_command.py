@@ -66,14 +66,16 @@ def simulate(
             gpu_memory_utilization, max_model_len, kv_cache_dtype, prefix_cache,
         )  # fmt: skip
         good = Objective.parse(objective)
-        good = Objective(ttft_p95_ms or good.ttft_ms, tpot_p95_ms or good.tpot_ms)
+        good = Objective(
+            good.ttft_ms if ttft_p95_ms is None else ttft_p95_ms, good.tpot_ms if tpot_p95_ms is None else tpot_p95_ms
+        )
         asked = Asked(
             model, gpus, layout, workload, trace, rate, concurrency, num_requests, seconds, seed, length_scale,
             time_scale, nodes, engine, routing, plan_ahead, kv_blocks, settings, good,
         )  # fmt: skip
         summary = _run(asked, as_json)
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(summary, allow_nan=False))
     else:
         _show(summary)
 
@@ -122,6 +124,10 @@ def _show(summary: dict[str, Any]) -> None:
         f"{summary['requests_per_s']:.2f} requests/s, {summary['tokens_per_s']:,.0f} tokens/s"
         + (f", good {summary['attainment']:.1%}" if "attainment" in summary else "")
     )
+    if summary["shortened"]:
+        console.print(f"{summary['shortened']:,} requests were longer than the model takes, and were cut to it.")
+    if summary["refused"]:
+        console.print(f"{summary['refused']:,} requests were refused: no replica has room for them.")
     over, queue_peak = summary["over_time"], summary["queue_peak"]
     console.print(f"queue {bar(over['waiting']['values'], max(1.0, queue_peak))} most {queue_peak}")
     console.print(

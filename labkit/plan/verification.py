@@ -15,6 +15,7 @@ import numpy as np
 from labkit.layout import Deployment, pools_of
 from labkit.plan.candidates import Candidate
 from labkit.plan.case import Case, cost_of_step
+from labkit.plan.chips import chip_of
 from labkit.plan.memory import memory_plan
 from labkit.plan.objective import judge
 from labkit.plan.simulate import SimRequest, SimResult, simulate
@@ -60,9 +61,12 @@ def refused_by(candidate: Candidate) -> tuple[str, str] | None:
 def simulated(case: Case, candidate: Candidate) -> SimResult:
     """Of this candidate, with its settings."""
     layout, settings = candidate.layout, candidate.settings
-    size = case.hardware.device.memory_bytes
+    device, chip = case.hardware.device, chip_of(case.hardware.device.name)
     costs = {pool.role: cost_of_step(case, pool.layout, settings) for pool in pools_of(layout)}
-    blocks = {pool.role: memory_plan(pool.layout, case.spec, size, settings).kv_blocks for pool in pools_of(layout)}
+    blocks = {
+        pool.role: memory_plan(pool.layout, case.spec, device.memory_bytes, settings, chip=chip).kv_blocks
+        for pool in pools_of(layout)
+    }
     one = next(iter(costs)) if not isinstance(layout, Deployment) else None
     return simulate(
         requests_of(case, sum(pool.layout.dp for pool in pools_of(layout))), layout, costs[one] if one else costs,

@@ -75,6 +75,12 @@ class EngineSettings:
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}: a share of memory, above 0 and at most 1."
             )
+        if self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size}: tokens in a KV block, at least 1 (vLLM's is 16).")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(
+                f"max_model_len is {self.max_model_len}: tokens of prompt and answer, at least 2, or not given."
+            )
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "

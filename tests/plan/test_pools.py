@@ -78,3 +78,29 @@ def test_a_closed_loop_is_the_rate_at_which_as_many_are_in_flight():
     found = pool_candidate(closed, ONE_AND_TWO)
     assert found.prediction is not None
     assert found.prediction.concurrency == pytest.approx(8, rel=0.05)
+
+
+def test_beyond_what_the_pools_carry_the_rate_is_theirs_and_the_queue_grows():
+    """One rate below the prefill pool's own and one above it: what is served is never more than it computes."""
+    pair = Deployment.of(("prefill", Layout()), ("decode", Layout()))
+    below = pool_candidate(case(rate=5.0, prompt=4000), pair)
+    above = pool_candidate(case(rate=100.0, prompt=4000), pair)
+    assert below.prediction is not None and above.prediction is not None
+    assert below.prediction.requests_per_s == 5.0 and below.fault != "overload"
+    assert 5 < above.prediction.requests_per_s < 12 and above.fault == "overload"
+    assert above.prediction.tokens_per_s == pytest.approx(above.prediction.requests_per_s * 256)
+
+
+def test_more_in_flight_than_the_pools_carry_wait_in_front_of_them():
+    pair = Deployment.of(("prefill", Layout()), ("decode", Layout()))
+    many = pool_candidate(replace(case(), demand=read_demand("4000/256", concurrency=2000)), pair)
+    assert many.prediction is not None and many.prediction.concurrency == 2000
+    ttft, tpot = many.prediction.ttft_ms["mean"], many.prediction.tpot_ms["mean"]
+    assert many.prediction.requests_per_s * (ttft + 256 * tpot) / 1e3 == pytest.approx(2000, rel=0.02)
+    assert not many.does
+
+
+def test_a_pool_without_room_for_the_longest_request_is_not_chosen():
+    long = replace(case(gpus="2xrtx4090-pcie"), demand=read_demand("60000/256", rate=0.01))
+    found = pool_candidate(long, Deployment.of(("prefill", Layout()), ("decode", Layout())))
+    assert not found.fits and found.fault == "memory" and "60,256 tokens" in found.reason
