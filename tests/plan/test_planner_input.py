@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from labkit.cli import app
 from labkit.plan.measured_rows import COLUMNS
 
-PLAN = ["plan", "--model", "llama-3.1-8b", "--gpus", "2xh100", "--workload", "100/100", "--rate", "1", "--ttft-p95-ms", "500", "--no-verify"]
+PLAN = ["plan", "--model", "llama-3.1-8b", "--gpus", "2xh100", "--workload", "100/100", "--rate", "1",
+        "--ttft-p95-ms", "500", "--no-verify"]  # fmt: skip
 SIMULATE = ["simulate", "--model", "llama-3.1-8b", "--gpus", "2xh100", "--layout", "tp2"]
 LOADED = [*SIMULATE, "--workload", "100/10", "--num-requests", "20"]
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
