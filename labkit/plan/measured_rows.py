@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from labkit.layout import Layout, check_layout
 from labkit.model.shapes import ModelSpec, Quantization
 from labkit.model.spec import load_spec
-from labkit.plan.engine_cost import ENGINES
+from labkit.plan.engine_cost import ENGINES, GRAPH_TOKENS
 from labkit.plan.hardware import Hardware, load_hardware
 from labkit.plan.work import EngineSettings
 
@@ -40,6 +40,8 @@ _SCRIPTS = {
     ("trtllm", "gpt-oss-120b"): lambda prompt, output, concurrency: 20_000,
 }
 """Tokens of a step in InferenceX's server scripts, of the lengths named: chunked-prefill-size, max_num_tokens."""
+_GRAPHS = {("vllm", "gpt-oss-120b"): 2048}
+"""max-cudagraph-capture-size in those scripts, where it is not the default."""
 ROUNDS, LENGTH_SHARE = 10, 0.9
 GPUS_A_NODE = 8
 FP8_CACHE = ("llama-3.1-70b", "deepseek-v3")
@@ -66,6 +68,8 @@ class Row:
     settings: EngineSettings
     wait_steps: float
     inferencex: bool
+    graph_tokens: int
+    """The largest step that the server's graphs cover."""
 
 
 def read_row(row: Mapping[str, str]) -> Row:
@@ -96,6 +100,7 @@ def read_row(row: Mapping[str, str]) -> Row:
     return Row(
         model, spec, _hardware(row["system"], layout), layout, engine, row["backend_version"].strip(), precision,
         prompt * share, max(2.0, output * share), concurrency, settings, 20.0 if waits else 0.0, inferencex,
+        (inferencex and _GRAPHS.get((engine, model))) or GRAPH_TOKENS.get(engine, 0),
     )  # fmt: skip
 
 
