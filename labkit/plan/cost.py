@@ -13,6 +13,7 @@ from functools import cached_property
 
 from labkit.layout import Layout, kv_bytes_per_token, require_legal
 from labkit.model.shapes import DTYPE_BYTES, ModelSpec
+from labkit.plan.calibration import measured_cost
 from labkit.plan.engine_cost import (
     GRAPH_TOKENS,
     EngineConstants,
@@ -47,8 +48,9 @@ def step_cost(
     skew: float = EXPERT_SKEW, version: str = "", graph_tokens: int | None = None,
 ) -> StepCost:  # fmt: skip
     """The cost of a replica's steps. `skew`: the busiest expert rank's load over the mean's beyond what uniform routing
-    gives, at least 1. `version`: of the engine, where its rows were measured.
-    `graph_tokens`: the largest step that its graphs cover, where that is not its default.
+    gives, at least 1. `version`: of the engine, where its rows were measured. `graph_tokens`: the largest step that its
+    graphs cover, where that is not its default. Of our own engine on the machine at hand: the cost that `labkit
+    calibrate` measured of this model and layout, where it did.
 
     Raises LayoutError when the model does not allow the layout, ValueError when there are too few GPUs.
     """
@@ -57,6 +59,8 @@ def step_cost(
         raise ValueError(f"{layout} needs {layout.world_size} GPUs, and {hardware.name} has {hardware.num_gpus}.")
     if skew < 1:
         raise ValueError(f"skew is {skew}; the busiest rank has at least the mean's load: give 1 or more.")
+    if engine == "labkit" and hardware.device.name == "here" and (measured := measured_cost(layout, spec)) is not None:
+        return measured
     constants = engine_constants(engine, spec, version)
     number_bytes = kv_number_bytes(spec, settings)
     shapes = stage_shapes(layout, spec, hardware, number_bytes, engine != "labkit")
@@ -87,7 +91,10 @@ class RooflineCost:
 
     @cached_property
     def _stages(self) -> list[Callable[[StepWork], float]]:
-        return [stage_time(shape, self.constants, self.bandwidth, self._skew(shape), self.graph_tokens) for shape in self.shapes]
+        return [
+            stage_time(shape, self.constants, self.bandwidth, self._skew(shape), self.graph_tokens)
+            for shape in self.shapes
+        ]
 
     def seconds(self, work: StepWork) -> float:
         return self.constants.step_s + sum(stage(work) for stage in self._stages)

@@ -13,8 +13,11 @@ from labkit.plan.stage_shape import StageShape
 from labkit.plan.work import StepWork
 
 
-def stage_time(shape: StageShape, c: EngineConstants, bandwidth: float, skew: float, graph_tokens: int) -> Callable[[StepWork], float]:
-    """Seconds of a step on one stage. `skew`: the busiest expert rank's load over the mean's."""
+def stage_time(
+    shape: StageShape, c: EngineConstants, bandwidth: float, skew: float, graph_tokens: int
+) -> Callable[[StepWork], float]:
+    """Seconds of a step on one stage. `skew`: the busiest expert rank's load over the mean's. `graph_tokens`: as in
+    `labkit.plan.engine_cost.not_shorter`."""
     p, q = c.corner, 1 / c.corner
     dense_memory = (shape.dense_bytes / (bandwidth * c.weight_efficiency)) ** p
     dense_token = shape.dense_flops / (shape.dense_rate * c.matrix_efficiency)
