@@ -7,7 +7,8 @@ of the layouts that meet every wish the smallest is taken (`choose`). The simula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,7 +59,7 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """JSON-ready, with the names that scripts rely on."""
         q = self.case.objective.percentile
-        return {
+        return finite({
             "chosen": self._chosen(),
             "walk": [question.to_dict() for question in self.walk],
             "checks": [check.to_dict() for check in self.checks],
@@ -76,7 +77,7 @@ class Advice:
             "workload": self.case.demand.to_dict(),
             "objective": self.case.objective.to_dict(),
             "price": self.case.price,
-        }
+        })  # fmt: skip
 
     def _row(self, one: Candidate) -> dict[str, Any]:
         chosen = self.chosen is not None and one.layout == self.chosen.layout
@@ -122,6 +123,15 @@ def advise(
     path = settle(Asked(case, table, base, current is not None, diagnosis, verify))
     others = () if path.base.does else tuple(other_remedies(case, path.base, path.limit))
     return _told(replace(path, correction=correction.sentence, others=others), diagnosis, expert_load, asked)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for what is infinite or no number: JSON has neither."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _base(case: Case, table: Sequence[Candidate], current: Layout | None) -> Candidate | None:

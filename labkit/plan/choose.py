@@ -31,10 +31,17 @@ def smallest(case: Case, candidates: Sequence[Candidate], limit: Limit, base: Ca
     kept = allowed(case, minimal(doing))
     if not kept:
         return None
+    kept = [one for one in kept if like_those_measured(one.grid)] or kept
     fewest = min(max(one.num_gpus, base.num_gpus) for one in kept)
     alike = [one for one in kept if max(one.num_gpus, base.num_gpus) == fewest]
     least = min(changed_axes(base, one) for one in alike)
     return _best(case, [one for one in alike if changed_axes(base, one) == least], limit)
+
+
+def like_those_measured(layout: Layout) -> bool:
+    """Whether its collectives are among as many ranks as the cost model was fitted on (1, 2, 4, 8 …): a group of three
+    or seven is an extrapolation that a choice should not rest on. Replicas and stages have no such groups."""
+    return all(degree & (degree - 1) == 0 for degree in (layout.tp, layout.pcp, layout.dcp, layout.ep))
 
 
 PCP_JOBS = ("ttft", "overload", "kv", "server_tokens")

@@ -76,6 +76,8 @@ def _chosen(advice: Advice) -> Iterator[Any]:
         return
     yield Text.from_markup(f"[bold green]{escape(str(chosen.layout))}[/bold green] on {chosen.num_gpus} "
                            f"GPU{'s' if chosen.num_gpus > 1 else ''} ({advice.kind})")  # fmt: skip
+    if not chosen.does:
+        yield Text(f"  Nothing passes all; this comes nearest. {chosen.reason}", style="red")
     changed = settings_changed(advice.case.settings, chosen.settings)
     if changed:
         yield Text("  with " + ", ".join(f"{name} {value}" for name, value in changed.items()))

@@ -22,6 +22,7 @@ GROUPS = {
     "tpot": "TPOT is missed",
     "answer_tokens": "one answer is too slow",
     "server_tokens": "the server's tokens per second are too few",
+    "check": "fails a check before it is deployed",
     "larger": "meets every wish on more GPUs",
     "more axes": "meets every wish with more axes, or less of what is short",
 }

@@ -14,11 +14,13 @@ from labkit.layout import AnyLayout, Layout
 from labkit.layout.choices import simplicity
 from labkit.plan.candidates import Candidate
 from labkit.plan.case import Case
+from labkit.plan.checks import FAILED, all_checks
 from labkit.plan.choose import allowed, lowered, pcp_has_its_job, smallest
 from labkit.plan.diagnose import Diagnosis
 from labkit.plan.findings import NONE, NOT_MEASURED
 from labkit.plan.limits import INTERFERENCE, Limit, limit_of
 from labkit.plan.pools import pool_candidates
+from labkit.plan.rank_places import place_ranks
 from labkit.plan.remedies import Remedy, engine_remedies
 from labkit.plan.verification import refused_by, verified
 from labkit.plan.walk import Path
@@ -71,7 +73,7 @@ def settle(asked: Asked) -> Path:
             break
         key = (path.chosen.layout, path.chosen.settings)
         looked = passed.get(key) or verified(asked.case, path.chosen)
-        path, refused = replace(path, chosen=looked), refused_by(looked)
+        path, refused = replace(path, chosen=looked), refused_by(looked) or _failed_check(asked, path, looked)
         if refused is None:
             smaller = _smaller_that_does(asked, path, failed)
             if smaller is None:
@@ -83,6 +85,18 @@ def settle(asked: Asked) -> Path:
         _note_slower(slower, looked)
         refusals.append(replace(path, chosen=replace(looked, fault=refused[0], reason=refused[1])))
     return min(refusals, key=_simulated_ratio) if refusals and asked.verify and path.chosen is not None else path
+
+
+def _failed_check(asked: Asked, path: Path, candidate: Candidate) -> tuple[str, str] | None:
+    """(fault, reason) of the first check of an axis that fails, where the axis is new: what serves, or holds the model,
+    is not given up for it."""
+    case = asked.case
+    places = place_ranks(candidate.layout, case.spec, case.hardware, case.demand.prompt_tokens, case.demand.tokens_each)
+    new = {axis for axis in path.axes if getattr(candidate.layout, axis) != getattr(asked.base.layout, axis)} | {"pd"}
+    for check in all_checks(case, candidate, places):
+        if check.axis in new and check.status == FAILED:
+            return "check", f"{candidate.layout} fails {check.axis}'s check of {check.name}: {check.sentence}"
+    return None
 
 
 def _simulated_ratio(path: Path) -> float:
@@ -118,6 +132,8 @@ def _smaller_that_does(asked: Asked, path: Path, failed: Failed) -> Candidate | 
     for axis in path.axes:
         less = lowered(path.candidates, path.chosen.grid, axis)
         if less is None or less.does or less.prediction is None or less.fault == "overload":
+            continue
+        if less.worst is not None and less.worst.sure:  # missed by more than the prediction's error
             continue
         key = (less.layout, less.settings)
         if key in failed:

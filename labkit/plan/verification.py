@@ -19,7 +19,7 @@ from labkit.plan.memory import memory_plan
 from labkit.plan.objective import judge
 from labkit.plan.simulate import SimRequest, SimResult, simulate
 
-LEAST, EACH_REPLICA, MOST, ROUNDS_OF_CLOSED = 300, 100, 1200, 5
+LEAST, EACH_REPLICA, MOST, ROUNDS_OF_CLOSED = 300, 100, 1200, 3
 """Requests: at least, of each replica, in all, and for each one in flight of a closed loop."""
 SETTLING = 0.2
 """Of the requests, the first: the server was empty before them."""

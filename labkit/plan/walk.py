@@ -283,7 +283,11 @@ def _smallest(path: Path) -> Question:
     tpot = chosen.figure("tpot", path.case.objective.percentile)
     changed = settings_changed(path.case.settings, chosen.settings)
     if changed:
-        said = ", ".join(f"{name} {value}" for name, value in changed.items())
-        told += f" (nor with other settings as far as they were tried); with {said}"
-    return Question("smallest", question, YES, f"{told}; {chosen.layout} does, with {path.case.objective.percentile} "
-                    f"TTFT {spoken_ms(ttft)} and TPOT {spoken_ms(tpot)}.", figures, chosen.layout.slug)  # fmt: skip
+        told += " (nor with other settings, as far as they were tried)"
+    said = "".join(f", {name} {value}" for name, value in changed.items())
+    met = f"with {path.case.objective.percentile} TTFT {spoken_ms(ttft)} and TPOT {spoken_ms(tpot)}"
+    sentence = f"{told}; {chosen.layout}{said} does, {met}."
+    if not chosen.does:
+        sentence = f"No layout passes all; {chosen.layout}{said} comes nearest: {chosen.reason}"
+        return Question("smallest", question, NO, sentence, figures, chosen.layout.slug)
+    return Question("smallest", question, YES, sentence, figures, chosen.layout.slug)

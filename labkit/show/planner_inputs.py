@@ -13,6 +13,7 @@ import msgspec
 from labkit.load.workload import workloads_dir
 from labkit.model.shapes import ModelSpec
 from labkit.model.spec import list_models, load_spec, parse_config
+from labkit.paths import home_dir
 from labkit.plan.case import Case
 from labkit.plan.demand import Demand, read_demand
 from labkit.plan.hardware import list_devices, load_hardware
@@ -60,7 +61,7 @@ def options() -> dict[str, object]:
     workloads = sorted(path.stem for path in workloads_dir().glob("*.toml"))
     return {
         "models": list_models(),
-        "devices": list_devices(),
+        "devices": [*list_devices(), *(["here"] if (home_dir() / "hardware" / "here.toml").is_file() else [])],
         "workloads": [name for name in workloads if name not in FIXED_SETS],
         "defaults": msgspec.to_builtins(Inputs()),
     }

@@ -1,7 +1,8 @@
 """The page Planner's hold on the lab server: what could run here, and one small run of the layout that is looked at.
 
-The server's model stands for itself, not for the one that is planned; what was predicted for other GPUs is not held
-against it.
+The server's model stands for itself, not for the one that is planned: what the run shows is how far a prediction for
+this machine is off on this machine. That prediction is made for the very load that is sent, by the simulator with the
+steps that `labkit calibrate` measured; without a calibration there is none, and the page says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from labkit.measure.metrics import Objective
 from labkit.server.client import ServerError
 from labkit.show.from_snapshot import lab_of
 from labkit.show.planner_frame import Here, PlannerFrame, Trial, TrialRow
+from labkit.show.planner_here import Expected, expect
 from labkit.show.planner_inputs import Inputs
 from labkit.show.visitor import user_name
 
@@ -33,6 +35,7 @@ class PlannerLab:
         self._link = "offline"
         self._here: Here | None = None
         self._asked: tuple[str, str, float] | None = None
+        self._expected: Expected | None = None
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -91,8 +94,9 @@ class PlannerLab:
             raise ServerError(f"{here.model} on {here.num_ranks} ranks cannot run {layout}.")
         name = USUAL if inputs.workload in ("lengths", "trace") else inputs.workload
         rate = load_workload(name).arrival.rate
-        self._asked = (layout, name, rate)
+        self._asked, self._expected = (layout, name, rate), None
         session.start(layout, name, rate)
+        self._expected = expect(here.model, layout, name, rate)
 
     def stop(self) -> None:
         if self._session is not None:
@@ -118,11 +122,13 @@ class PlannerLab:
 
     def _trial(self, snapshot: dict[str, Any], asked: tuple[str, str, float], here: Here) -> Trial:
         layout, workload, rate = asked
-        rows = []
+        expected, rows = self._expected, []
         for metric in ("ttft", "tpot"):
             measured = snapshot.get(f"{metric}_ms") or {}
             for name in PERCENTILES:
                 n = int(measured.get("n") or 0)
-                rows.append(TrialRow(metric, f"{metric.upper()} {name}", None, None, measured.get(name), n))
+                figure = expected.figures[f"{metric}_{name}"] if expected else None
+                band = expected.band if expected else None
+                rows.append(TrialRow(metric, f"{metric.upper()} {name}", figure, band, measured.get(name), n))
         n = max((row.n for row in rows), default=0)
-        return Trial(layout, here.model, workload, rate, snapshot["role"], 0, n, False, rows)
+        return Trial(layout, here.model, workload, rate, snapshot["role"], 0, n, expected is not None, rows)

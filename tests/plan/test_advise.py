@@ -196,3 +196,25 @@ def test_lengths_beyond_what_a_replica_holds_do_not_fit():
     small = [one for one in found.layouts if one.fault == "memory"]
     assert small
     assert replace(found.case.demand, concurrency=2).longest_tokens == 121_000
+
+
+def test_a_layout_that_fails_a_check_of_its_axis_is_not_chosen_while_another_does(monkeypatch):
+    from labkit.plan.checks import Check
+
+    made = Check("dp", "admission", "failed", "made to fail.")
+    monkeypatch.setattr("labkit.plan.settle.all_checks", lambda case, one, places: [made])
+    found = advise(load_spec("llama-3.1-70b"), load_hardware("4xh200"), read_demand("1024/256", rate=7.0), FAST,
+                   current=Layout(tp=2))  # fmt: skip
+    refused = next(one for one in found.layouts if one.layout == Layout(dp=2, tp=2))
+    assert refused.fault == "check" and "dp's check of admission" in refused.reason
+    assert found.chosen is not None and found.chosen.grid.dp == 1
+
+
+def test_a_choice_does_not_rest_on_groups_that_were_never_measured():
+    from labkit.plan.choose import like_those_measured
+
+    assert like_those_measured(Layout(dp=3, pp=3, tp=4))
+    assert not like_those_measured(Layout(pcp=3))
+    found = planned(model="qwen3-32b", gpus="8xh200", workload="4096/256", rate=4.0,
+                    objective=PlanObjective(ttft_ms=1000, tpot_ms=40))  # fmt: skip
+    assert found.chosen is not None and like_those_measured(found.chosen.grid)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ import pytest
 
 from labkit.model.spec import model_dir
 from labkit.plan.advise import advise
+from labkit.plan.calibration import Calibration, LayoutFit, Measure, calibration_path, save_calibration
 from labkit.show.planner_frame import Here
+from labkit.show.planner_here import expect
 from labkit.show.planner_inputs import Inputs, asked_of, case_of, demand_of, options
 from labkit.show.planner_lab import PlannerLab
 from labkit.show.planner_page import PlannerPage
@@ -123,6 +126,21 @@ def test_a_trial_is_refused_without_a_server_or_for_what_it_cannot_run(source: P
     source._lab._session = None
 
 
+
+
+def test_a_trial_is_expected_to_do_what_the_calibration_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    assert expect("lab-5m", "tp1", "chat", 2.0) is None, "not calibrated"
+    fit = LayoutFit(
+        "tp1", (({"step": Measure(0.020, "s")}, {}),), client={}, crossing={}, pipeline={},
+        num_steps=100, num_dropped=0, error=0.07, bias=0.0, axis="tp", num_collectives=0,
+    )  # fmt: skip
+    save_calibration(Calibration({"model": "lab-5m"}, {"tp1": fit}), calibration_path("lab-5m"))
+    found = expect("lab-5m", "tp1", "chat", 2.0)
+    assert found is not None and found.band == 0.07
+    assert found.figures["tpot_p50"] == pytest.approx(20.0, rel=0.02), "every step takes 20 ms"
+    assert 20 <= found.figures["ttft_p50"] <= 60 and found.figures["ttft_p95"] >= found.figures["ttft_p50"]
+    assert expect("lab-5m", "tp2", "chat", 2.0) is None, "that layout was not measured"
 
 
 def test_wishes_reach_the_source_and_its_refusals_the_visitor(source: PlannerSource) -> None:
