@@ -119,7 +119,7 @@ def page(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="keep the factors and the table (docs/predictions_replay.md)")
+    parser.add_argument("--write", action="store_true", help="keep the factors and the page in docs")
     parser.add_argument("--json", action="store_true", help="a JSON line last")
     options = parser.parse_args()
     files = sorted(RUNS.glob("*.requests.jsonl"))
