@@ -184,8 +184,8 @@ def document(file: Path) -> str:
         "KV is full. A jump where the planner sees room is another queue than KV's: " + kv_steps(file),
         "## Published throughput, no row of it fitted",
         "TensorRT-LLM 0.14, all requests there from the start (`published.csv`). How large a share of the memory it "
-        "was given is not said: 0.95 here. Where weights nearly fill a GPU, that decides. Mixtral's few wide experts run "
-        "better than the many narrow ones of the rows that the fit has seen.",
+        "was given is not said: 0.95 here. Where weights nearly fill a GPU, that decides. Mixtral's few wide experts "
+        "run better than the many narrow ones of the rows that the fit has seen.",
         offline(file.with_name("published.csv")),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
