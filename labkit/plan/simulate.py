@@ -241,11 +241,11 @@ class _Simulation:
             self.waiting.add(now, waiting - replica.waiting)
             replica.waiting = waiting
         used = pool.num_blocks - pool.num_free
-        if used != replica.used_blocks:
+        if abs(used - replica.used_blocks) >= replica.noted_blocks:
             self.kv_blocks.add(now, used - replica.used_blocks)
             replica.used_blocks = used
-            if used > replica.peak_blocks:
-                replica.peak_blocks = used
+        if used > replica.peak_blocks:
+            replica.peak_blocks = used
 
     # ---- from pool to pool
 
