@@ -54,9 +54,9 @@ class Advice:
     commands: tuple[dict[str, Any], ...] = ()
     next: tuple[str, ...] = ()
     jobs: dict[str, str] = field(default_factory=dict)
+    """Axis → what would be missing without it."""
     correction: str = ""
     """Why `case` differs from what was asked for: a measurement that the prediction missed. Empty: it does not."""
-    """Axis → what would be missing without it."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready, with the names that scripts rely on."""
