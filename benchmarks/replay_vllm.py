@@ -28,6 +28,7 @@ from labkit.plan.recorded import GRAPHICS, Times, recorded_file
 
 SHARED = Path(os.environ.get("LABKIT_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
 RUNS = SHARED / "measured" / "requests"
+PAGE = Path(__file__).parents[1] / "docs" / "predictions_replay.md"
 LIMIT = 0.10
 FIGURES = [(metric, key) for metric in ("ttft_ms", "tpot_ms") for key in ("mean", "p99")]
 
@@ -95,9 +96,30 @@ def fitted_text(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def page(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
+    """docs/predictions_replay.md, a row for each run and way."""
+    heads = " | ".join(f"{metric.removesuffix('_ms').upper()} {key}" for metric, key in FIGURES)
+    lines = [
+        "# Recorded runs of vLLM, replayed",
+        "",
+        "Written by `benchmarks/replay_vllm.py --write`; its docstring says what the three ways are. Measured in ms,",
+        "predictions as signed errors.",
+        "",
+        f"| run | | factor | {heads} |",
+        "|---|---|---|" + "---|" * len(FIGURES),
+    ]
+    for run in runs:
+        lines.append(f"| {run.name} | measured | | " + " | ".join(f"{run.real[m][k]:,.1f}" for m, k in FIGURES) + " |")
+        for kind in ("as planned", "left out", "schedule"):
+            found = told[f"{run.name} {kind}"]
+            cells = " | ".join(f"{found[f'{m} {k}']:+.1%}" for m, k in FIGURES)
+            lines.append(f"| | {kind} | {found['factor']:.3f} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="keep the factors in data/fitted/recorded.toml")
+    parser.add_argument("--write", action="store_true", help="keep the factors and the page in docs")
     parser.add_argument("--json", action="store_true", help="a JSON line last")
     options = parser.parse_args()
     files = sorted(RUNS.glob("*.requests.jsonl"))
@@ -108,6 +130,7 @@ def main() -> None:
     told = table(runs)
     if options.write:
         recorded_file().write_text(fitted_text(runs, told))
+        PAGE.write_text(page(runs, told))
     if options.json:
         print(json.dumps(told))
 

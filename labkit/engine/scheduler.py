@@ -206,7 +206,8 @@ class Scheduler:
         if request.id in self.requests:
             raise ValueError(f"Request {request.id} is here already: ids must differ.")
         eos_ids = frozenset() if request.params.ignore_eos else self.config.eos_ids
-        request.stop_ids = eos_ids.union(request.params.stop_token_ids)
+        stop_ids = request.params.stop_token_ids
+        request.stop_ids = eos_ids.union(stop_ids) if stop_ids else eos_ids
         request.phase = Phase.WAITING
         self.requests[request.id] = request
         self.waiting.append(request)

@@ -15,6 +15,7 @@ from labkit.layout import Layout, kv_bytes_per_token, require_legal
 from labkit.model.shapes import DTYPE_BYTES, ModelSpec
 from labkit.plan.calibration import measured_cost
 from labkit.plan.engine_cost import (
+    GRAPH_TOKENS,
     EngineConstants,
     axis_seconds,
     engine_constants,
@@ -44,11 +45,12 @@ def kv_number_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
 
 def step_cost(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str = "vllm",
-    skew: float = EXPERT_SKEW, version: str = "",
+    skew: float = EXPERT_SKEW, version: str = "", graph_tokens: int | None = None,
 ) -> StepCost:  # fmt: skip
     """The cost of a replica's steps. `skew`: the busiest expert rank's load over the mean's beyond what uniform routing
-    gives, at least 1. `version`: of the engine, where its rows were measured. Of our own engine on the machine at hand:
-    the cost that `labkit calibrate` measured of this model and layout, where it did.
+    gives, at least 1. `version`: of the engine, where its rows were measured. `graph_tokens`: the largest step that its
+    graphs cover, where that is not its default. Of our own engine on the machine at hand: the cost that `labkit
+    calibrate` measured of this model and layout, where it did.
 
     Raises LayoutError when the model does not allow the layout, ValueError when there are too few GPUs.
     """
@@ -70,7 +72,7 @@ def step_cost(
     bandwidth = hardware.device.memory_bandwidth.value
     return RooflineCost(
         shapes, constants, bandwidth, skew, handoff / layout.pp / link.message_bandwidth.value,
-        link.message_latency_s.value,
+        link.message_latency_s.value, GRAPH_TOKENS.get(engine, 0) if graph_tokens is None else graph_tokens,
     )  # fmt: skip
 
 
@@ -84,10 +86,15 @@ class RooflineCost:
     skew: float
     handoff_token_s: float
     handoff_latency_s: float
+    graph_tokens: int = 0
+    """Up to so many tokens of a step, graphs replay what a prompt launches."""
 
     @cached_property
     def _stages(self) -> list[Callable[[StepWork], float]]:
-        return [stage_time(shape, self.constants, self.bandwidth, self._skew(shape)) for shape in self.shapes]
+        return [
+            stage_time(shape, self.constants, self.bandwidth, self._skew(shape), self.graph_tokens)
+            for shape in self.shapes
+        ]
 
     def seconds(self, work: StepWork) -> float:
         return self.constants.step_s + sum(stage(work) for stage in self._stages)
@@ -109,7 +116,9 @@ class RooflineCost:
                 found[axis.axis] = axis_seconds(axis, self.constants, work)
             busy = sum(found.values())
             if work.prefill_tokens:
-                found["overhead"] += not_shorter(busy, launch_seconds(shape, self.constants), work) - busy
+                found["overhead"] += not_shorter(
+                    busy, launch_seconds(shape, self.constants), work, self.graph_tokens
+                ) - busy
             for part, seconds in found.items():
                 total[part] = total.get(part, 0.0) + seconds
         return {part: seconds for part, seconds in total.items() if seconds}

@@ -21,6 +21,8 @@ from labkit.paths import data_dir
 
 ENGINES = ("vllm", "sglang", "trtllm", "labkit")
 LAUNCH_CORNER = 4
+GRAPH_TOKENS = {"vllm": 512}
+"""Tokens of a step up to which an engine's graphs cover prompts too: vLLM's largest captured size, by default."""
 MAX_OF_NORMALS = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424, 16: 1.766, 32: 2.070}
 """Expected maximum of n standard normals: how far the busiest of n expert ranks is above the mean, in deviations."""
 
@@ -127,9 +129,11 @@ def launch_seconds(shape: Any, c: Any) -> Any:
     )  # fmt: skip
 
 
-def not_shorter(seconds: Any, launches: Any, work: Any) -> Any:
-    """A stage's time, at least that of its launches where there are prompt tokens; the corner is round."""
+def not_shorter(seconds: Any, launches: Any, work: Any, graph_tokens: Any = 0) -> Any:
+    """A stage's time, at least that of its launches where there are prompt tokens; the corner is round. `graph_tokens`:
+    up to so many tokens of a step a graph replays the launches."""
     prefilling = work.prefill_tokens / (work.prefill_tokens + 1)  # 0 without, 1 with prompt tokens
+    prefilling = prefilling * (work.prefill_tokens + work.decodes > graph_tokens)
     return (seconds**LAUNCH_CORNER + (launches * prefilling) ** LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
 
 

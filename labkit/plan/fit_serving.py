@@ -28,16 +28,16 @@ from labkit.plan.work import StepWork
 PRIORS: dict[str, tuple[float, float, dict[str, float]]] = {
     "weight_efficiency": (0.88, 0.06, {"engine": 0.05}),
     "expert_efficiency": (0.8, 0.2, {"engine": 0.1, "experts": 0.2}),
-    "kv_efficiency": (0.8, 0.15, {"engine": 0.1, "latent": 0.2}),
+    "kv_efficiency": (0.8, 0.15, {"engine": 0.1, "latent": 0.1}),
     "matrix_efficiency": (0.62, 0.1, {"engine": 0.08, "bits": 0.1}),
     "expert_matrix_efficiency": (0.25, 0.3, {"engine": 0.1, "experts": 0.2}),
     "attention_efficiency": (0.55, 0.2, {"engine": 0.1}),
     "corner": (3.0, 0.15, {}),
     "hidden_passes": (12.0, 0.3, {"engine": 0.1}),
-    "step_s": (3e-4, 0.4, {"engine": 0.4, "version": 0.3}),
-    "layer_s": (3.5e-5, 0.3, {"engine": 0.3}),
-    "expert_layer_s": (3e-5, 0.5, {"engine": 0.3, "experts": 0.3}),
-    "latent_layer_s": (1e-5, 0.7, {"engine": 0.3}),
+    "step_s": (3e-4, 0.4, {"engine": 0.3, "version": 0.15}),
+    "layer_s": (3.5e-5, 0.3, {"engine": 0.1, "version": 0.5}),
+    "expert_layer_s": (4e-5, 0.2, {"experts": 0.5}),
+    "latent_layer_s": (1e-5, 0.4, {}),
     "linear_layer_s": (4e-5, 0.7, {}),
     "prefill_layer_s": (2e-4, 0.7, {"engine": 0.4}),
     "prefill_expert_layer_s": (8e-4, 0.5, {"engine": 0.5, "version": 0.15}),
@@ -45,7 +45,7 @@ PRIORS: dict[str, tuple[float, float, dict[str, float]]] = {
     "prefill_linear_layer_s": (1e-3, 0.7, {}),
     "sequence_s": (1.2e-5, 0.4, {"engine": 0.4}),
     "reduce_s": (7e-6, 0.3, {"engine": 0.3}),
-    "request_s": (2e-2, 0.5, {"engine": 0.8, "version": 0.3}),
+    "request_s": (2e-2, 0.5, {"engine": 1.2, "version": 0.2}),
     "request_token_s": (2e-6, 0.5, {"engine": 0.4}),
     "queue_share": (0.4, 0.3, {}),
     "clump_share": (0.4, 0.3, {}),
@@ -90,6 +90,7 @@ class Fitter:
             "wait_steps": _array(rows, lambda row: row.wait_steps),
             "burst_share": np.full(len(rows), 1 / ROUNDS),
         }  # fmt: skip
+        self.graph_tokens = _array(rows, lambda row: row.graph_tokens)
         self.exact = _array(rows, lambda row: not row.inferencex)
         self.classes = [classes(row.engine, row.spec, row.version) for row in rows]
         self.keys, self.centre, self.spread, self.member = self._unknowns()
@@ -123,7 +124,7 @@ class Fitter:
             busy = sum(work_seconds(self.shape, constants, self.bandwidth, work))
             busy = busy + axis_seconds(self.axis, constants, work)
             if np.any(work.prefill_tokens):
-                busy = not_shorter(busy, launch_seconds(self.shape, constants), work)
+                busy = not_shorter(busy, launch_seconds(self.shape, constants), work, self.graph_tokens)
             return constants.step_s + busy
 
         request_s = constants.request_s + constants.request_token_s * self.loop["prompt"]

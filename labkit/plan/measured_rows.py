@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from labkit.layout import Layout, check_layout
 from labkit.model.shapes import ModelSpec, Quantization
 from labkit.model.spec import load_spec
-from labkit.plan.engine_cost import ENGINES
+from labkit.plan.engine_cost import ENGINES, GRAPH_TOKENS
 from labkit.plan.hardware import Hardware, load_hardware
 from labkit.plan.work import EngineSettings
 
@@ -30,8 +30,18 @@ MODELS = {
     "gpt-oss-120b": "gpt-oss-120b",
 }  # fmt: skip
 """Names as checkpoints carry them, without maker, -Instruct and precision → data/models. R1 has V3's shapes."""
-BUDGET = {"vllm": 8192, "sglang": 16_384, "trtllm": 20_000, "labkit": 8192}
-"""Tokens of a step in the benchmarks' server scripts."""
+BUDGET = {"vllm": 8192, "sglang": 8192, "trtllm": 8192, "labkit": 8192}
+"""Tokens of a step by the engines' defaults on GPUs of 80 GB and more."""
+_SCRIPTS = {
+    ("sglang", "deepseek-v3"): lambda prompt, output, concurrency: 32_768,
+    ("sglang", "qwen3.5-397b-a17b"): lambda prompt, output, concurrency: 16_384,
+    ("trtllm", "deepseek-v3"): lambda prompt, output, concurrency: prompt + concurrency + 64,
+    ("trtllm", "llama-3.1-70b"): lambda prompt, output, concurrency: prompt + output + 200,
+    ("trtllm", "gpt-oss-120b"): lambda prompt, output, concurrency: 20_000,
+}
+"""Tokens of a step in InferenceX's server scripts, of the lengths named: chunked-prefill-size, max_num_tokens."""
+_GRAPHS = {("vllm", "gpt-oss-120b"): 2048}
+"""max-cudagraph-capture-size in those scripts, where it is not the default."""
 ROUNDS, LENGTH_SHARE = 10, 0.9
 GPUS_A_NODE = 8
 FP8_CACHE = ("llama-3.1-70b", "deepseek-v3")
@@ -58,6 +68,8 @@ class Row:
     settings: EngineSettings
     wait_steps: float
     inferencex: bool
+    graph_tokens: int
+    """The largest step that the server's graphs cover."""
 
 
 def read_row(row: Mapping[str, str]) -> Row:
@@ -79,13 +91,16 @@ def read_row(row: Mapping[str, str]) -> Row:
     inferencex = "/users/" not in row.get("silicon_data_source", "/users/").lower()
     share = LENGTH_SHARE if inferencex else 1.0
     waits = inferencex and engine == "trtllm" and model == "llama-3.1-70b" and prompt == output and layout.tp < 8
+    script = _SCRIPTS.get((engine, model)) if inferencex else None
+    budget = int(script(prompt, output, concurrency)) if script else BUDGET[engine]
     settings = EngineSettings(
-        max_num_batched_tokens=BUDGET[engine], max_num_seqs=min(BUDGET[engine], max(256, math.ceil(concurrency))),
+        max_num_batched_tokens=budget, max_num_seqs=min(budget, max(256, math.ceil(concurrency))),
         kv_cache_dtype="fp8" if inferencex and engine == "trtllm" and model in FP8_CACHE else "auto",
     )  # fmt: skip
     return Row(
         model, spec, _hardware(row["system"], layout), layout, engine, row["backend_version"].strip(), precision,
         prompt * share, max(2.0, output * share), concurrency, settings, 20.0 if waits else 0.0, inferencex,
+        (inferencex and _GRAPHS.get((engine, model))) or GRAPH_TOKENS.get(engine, 0),
     )  # fmt: skip
 
 

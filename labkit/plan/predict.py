@@ -14,7 +14,7 @@ from typing import Any
 from labkit.layout import Layout
 from labkit.model.shapes import ModelSpec
 from labkit.plan.closed_loop import Loop, closed_loop
-from labkit.plan.cost import step_cost
+from labkit.plan.cost import RooflineCost, step_cost
 from labkit.plan.engine_cost import engine_constants, error_bands
 from labkit.plan.hardware import Hardware
 from labkit.plan.work import EngineSettings, StepCost, StepWork
@@ -71,6 +71,12 @@ def step_seconds(cost: StepCost, layout: Layout) -> object:
     return seconds
 
 
+def _source(cost: StepCost | None, engine: str) -> str:
+    """Which cost model speaks."""
+    fitted = cost is None or isinstance(cost, RooflineCost)
+    return f"roofline and collectives, fitted for {engine}" if fitted else "the step cost given"
+
+
 def _capacity(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str, prompt: float,
     output: float,
@@ -116,7 +122,7 @@ def predict_closed(
 
     Raises ValueError when the model does not fit, LayoutError when it does not allow the layout.
     """
-    source = f"roofline and collectives, fitted for {engine}" if cost is None else "the step cost given"
+    source = _source(cost, engine)
     cost = cost or step_cost(layout, spec, hardware, settings, engine, version=version)
     room = _capacity(layout, spec, hardware, settings, engine, prompt_tokens, output_tokens)
     each = concurrency / layout.dp
@@ -140,7 +146,7 @@ def predict_open(
 ) -> Prediction:  # fmt: skip
     """Poisson arrivals at `rate` a second over all replicas: the closed loop whose throughput is the rate, and the
     queue of an M/D/1 prefill server in front. Where more arrives than is served, TTFT and queue are infinite."""
-    source = f"roofline and collectives, fitted for {engine}" if cost is None else "the step cost given"
+    source = _source(cost, engine)
     cost = cost or step_cost(layout, spec, hardware, settings, engine, version=version)
     room = _capacity(layout, spec, hardware, settings, engine, prompt_tokens, output_tokens)
     own = rate / layout.dp

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.paths import read_text
+from labkit.plan.cost import step_cost
 from labkit.plan.measured_rows import COLUMNS, ROUNDS, Row, read_row
 from labkit.plan.predict import Prediction, predict_closed
 
@@ -16,10 +17,13 @@ ADDED = ("ttft_ms", "tpot_ms", "kv_full", "source", "band_ttft", "band_tpot", "r
 
 def predict_row(row: Row) -> Prediction:
     """Raises ValueError when the model does not fit those GPUs."""
+    cost = step_cost(
+        row.layout, row.spec, row.hardware, row.settings, row.engine, version=row.version, graph_tokens=row.graph_tokens
+    )
     return predict_closed(
         row.layout, row.spec, row.hardware, row.settings, prompt_tokens=row.prompt, output_tokens=row.output,
         concurrency=row.concurrency, engine=row.engine, rounds=ROUNDS, version=row.version, wait_steps=row.wait_steps,
-        exact_lengths=not row.inferencex,
+        exact_lengths=not row.inferencex, cost=cost,
     )  # fmt: skip
 
 

@@ -136,7 +136,19 @@ class CountedPool(BlockPool):
         held.count += count
 
 
-class CountedLedger(Ledger):
+class SimLedger(Ledger):
+    """The engine's. expects: whether anybody asks how long answers will be (a router, or a policy that promises)."""
+
+    expects = True
+
+    def _expected_tokens(self, request: Request) -> int:
+        return super()._expected_tokens(request) if self.expects else cast(Job, request).final
+
+    def leave(self, request: Request, answered: bool) -> None:
+        super().leave(request, answered and self.expects)
+
+
+class CountedLedger(SimLedger):
     """Over a CountedPool: publishing is remembering how many blocks are full."""
 
     def publish(self, request: Request, num_computed: int) -> None:
@@ -152,7 +164,7 @@ class CountedLedger(Ledger):
         return kept
 
 
-class KeyedLedger(Ledger):
+class KeyedLedger(SimLedger):
     """Over a KeyedPool."""
 
     def publish(self, request: Request, num_computed: int) -> None:

@@ -95,6 +95,7 @@ class Board:
         self._num, self._half, self._square = (np.ones(count) for _ in range(3))
         self._lead = float(replicas[0].unit.ahead)
         """1: a step is planned when the one before it begins."""
+        self._passed, self._begun = np.zeros(count), np.zeros(count)
         self._next = 0
 
     def note(self, replica: SimReplica) -> None:
@@ -109,11 +110,20 @@ class Board:
         self._slope[place] = pace.slope / 2
 
     def choose(self, now: float) -> SimReplica:
-        passed = now - self._start
-        begun = np.ceil(passed / (self._half + np.sqrt(self._square + self._slope * passed)))
+        passed, begun = self._passed, self._begun
+        np.subtract(now, self._start, out=passed)
+        np.multiply(self._slope, passed, out=begun)
+        begun += self._square
+        np.sqrt(begun, out=begun)
+        begun += self._half
+        np.divide(passed, begun, out=begun)
+        np.ceil(begun, out=begun)
         if self._lead:
             begun += self._lead
-        load = self._load - self._each * np.maximum(np.minimum(begun, self._num), 1.0)
+        np.minimum(begun, self._num, out=begun)
+        np.maximum(begun, 1.0, out=begun)
+        begun *= self._each
+        load = np.subtract(self._load, begun, out=begun)
         turn = self._next
         chosen = turn + int(load[turn:].argmin())
         before = int(load[:turn].argmin()) if turn else chosen

@@ -17,6 +17,7 @@ from typing import Any, cast
 from labkit.engine.plan import StepPlan
 from labkit.engine.request import FinishReason, Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
+from labkit.plan.sim_late import Late
 from labkit.plan.sim_plan import SimPlan, counted
 from labkit.plan.sim_pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
 from labkit.plan.sim_request import Job
@@ -42,8 +43,9 @@ class SimScheduler(Scheduler):
         self.sim_pool = pool
         ledger = CountedLedger if isinstance(pool, CountedPool) else KeyedLedger
         self.ledger = ledger(pool, config.admission == "labkit", config.prefills_only)
+        self.ledger.expects = counts_work or self.ledger.reserving
         self._watches_promises = counts_work and not late or self.ledger.reserving
-        self._late: list[tuple[int, int, Job]] | None = [] if late and not self._watches_promises else None
+        self._late = Late() if late and not self._watches_promises else None
         self.deferring, self.deferred = deferring, list[Request]()
         self.tick = 0
         """Steps planned in which requests decode uncounted."""
@@ -57,6 +59,8 @@ class SimScheduler(Scheduler):
         self._outliving: list[Job] = []
         self._prefilling: list[Request] = []
         self._order = 0
+        self._pure = SimPlan(is_pure=True)
+        """The plan of every step that is nothing but decodes: one at a time is on its way."""
         self._is_exact = False
         """By the engine's own method: the step on its way."""
 
@@ -67,25 +71,31 @@ class SimScheduler(Scheduler):
             return None
         if not self._has_room():
             return self._schedule_exactly()
-        plan = SimPlan(num_decodes=self.num_counted)
+        is_pure = not (self._prefilling or self.waiting)
+        plan = self._pure if is_pure else SimPlan()
+        plan.num_decodes = self.num_counted
         if self._outliving:
             self._expect_more()
         if self._late:
-            self._catch_up(self._late)
+            self._late.catch_up(self.tick, self.ledger)
         if self.num_counted:
             self._advance(1)
             plan.decode_context = self.context
+        if not is_pure:
+            self._add_prompts(plan)
+        if not plan:
+            return None
+        self.num_in_flight = 1
+        return plan
+
+    def _add_prompts(self, plan: SimPlan) -> None:
         budget = self.config.max_num_batched_tokens - self.num_counted
         for request in self._prefilling:
             if budget:
                 budget -= self._add_chunk(plan, request, budget)
         if self.waiting:
             self._let_in(plan, budget)
-        if not plan:
-            return None
         plan.is_pure = not plan.prefills
-        self.num_in_flight = 1
-        return plan
 
     def _has_room(self) -> bool:
         """Whether nobody can run out of blocks in the next step."""
@@ -220,7 +230,7 @@ class SimScheduler(Scheduler):
             self._promised.add(job.slot)
         self._watch(job)
         if self._late is not None:
-            self._expect_late(self._late, job)
+            self._late.add(job)
 
     def _watch(self, job: Job) -> bool:
         """Look at it again when more happens to it than a token; False: it has ended."""
@@ -246,17 +256,6 @@ class SimScheduler(Scheduler):
             computed = job.num_computed + self.tick - job.since
             self.ledger.expect_block(job, computed + 1)
             self._watch(job)
-
-    def _catch_up(self, late: list[tuple[int, int, Job]]) -> None:
-        while late and late[0][0] < self.tick:
-            job = heappop(late)[2]
-            if job.slot >= 0:
-                self.ledger.expect_block(job, job.num_computed + self.tick - job.since + 1)
-                self._expect_late(late, job)
-
-    def _expect_late(self, late: list[tuple[int, int, Job]], job: Job) -> None:
-        if job.expected_tokens < job.final:
-            heappush(late, (job.since + job.expected_tokens - job.num_computed, job.order, job))
 
     def _leave(self, job: Job) -> None:
         """It has ended: what was counted for it is its own again."""
@@ -288,7 +287,7 @@ class SimScheduler(Scheduler):
         self.num_counted = self.context = 0
         self._events, self._outliving = [], []
         if self._late is not None:
-            self._late = []
+            self._late = Late()
 
     def _count_all(self) -> None:
         self._prefilling = [request for request in self.running if request.phase is PREFILL]

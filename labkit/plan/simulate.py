@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ class _Simulation:
         self.waiting, self.kv_blocks = Series(), Series()
         self._heap: list[tuple[float, int, int, Any]] = []
         self._number = 0
+        self._next_arrival = inf
         self._next = 0
         """In a closed loop: who is sent next."""
 
@@ -97,10 +99,11 @@ class _Simulation:
         order = self._order()
         requests, heap, arrival, counted = self.requests, self._heap, self.arrival, self.counted
         for index in order:
-            at = arrival[index]
+            self._next_arrival = at = arrival[index]
             while heap and heap[0][0] < at:
                 self._happen()
             self._arrive(Job(index, requests[index], counted), at)
+        self._next_arrival = inf
         while heap:
             self._happen()
 
@@ -141,6 +144,7 @@ class _Simulation:
             unit, version = what
             if unit.version == version:
                 self._alarm(unit, now)
+                self._go_on(unit)
         elif kind == _ARRIVAL:
             self._arrive(what, now)
         elif kind == _ADOPTION:
@@ -197,8 +201,15 @@ class _Simulation:
                 self.routing.changed(replica)
             if replica.scheduler.admitted:
                 self._send(replica, now)
-        if unit.wakes_at is not None:
-            self._push(unit.wakes_at, _ALARM, (unit, unit.version))
+
+    def _go_on(self, unit: AnyUnit) -> None:
+        """Until something else happens before its next alarm."""
+        heap = self._heap
+        while (at := unit.wakes_at) is not None:
+            if at >= self._next_arrival or (heap and at >= heap[0][0]):
+                self._push(at, _ALARM, (unit, unit.version))
+                return
+            self._alarm(unit, at)
 
     def _note(self, replica: SimReplica, plan: Any, finished: list[Any], end: float) -> None:
         first = self.first
@@ -230,11 +241,11 @@ class _Simulation:
             self.waiting.add(now, waiting - replica.waiting)
             replica.waiting = waiting
         used = pool.num_blocks - pool.num_free
-        if used != replica.used_blocks:
+        if abs(used - replica.used_blocks) >= replica.noted_blocks:
             self.kv_blocks.add(now, used - replica.used_blocks)
             replica.used_blocks = used
-            if used > replica.peak_blocks:
-                replica.peak_blocks = used
+        if used > replica.peak_blocks:
+            replica.peak_blocks = used
 
     # ---- from pool to pool
 

@@ -13,8 +13,11 @@ from labkit.plan.stage_shape import StageShape
 from labkit.plan.work import StepWork
 
 
-def stage_time(shape: StageShape, c: EngineConstants, bandwidth: float, skew: float) -> Callable[[StepWork], float]:
-    """Seconds of a step on one stage. `skew`: the busiest expert rank's load over the mean's."""
+def stage_time(
+    shape: StageShape, c: EngineConstants, bandwidth: float, skew: float, graph_tokens: int
+) -> Callable[[StepWork], float]:
+    """Seconds of a step on one stage. `skew`: the busiest expert rank's load over the mean's. `graph_tokens`: as in
+    `labkit.plan.engine_cost.not_shorter`."""
     p, q = c.corner, 1 / c.corner
     dense_memory = (shape.dense_bytes / (bandwidth * c.weight_efficiency)) ** p
     dense_token = shape.dense_flops / (shape.dense_rate * c.matrix_efficiency)
@@ -63,6 +66,8 @@ def stage_time(shape: StageShape, c: EngineConstants, bandwidth: float, skew: fl
             return total
         total += pair * work.prefill_pairs + window_pair * work.prefill_window_pairs + prefill_token * prompt
         total += c.sequence_s * work.prefill_seqs + prefill_once * prompt / (prompt + 1)
+        if prompt + decodes <= graph_tokens:
+            return total
         launched = launches * prompt / (prompt + 1)
         return (total**LAUNCH_CORNER + launched**LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
 

@@ -41,6 +41,8 @@ def test_a_visitor_goes_from_a_model_to_a_command(page: Page) -> None:
     page.get_by_label("GPUs, all nodes").select_option("2")
     planned(page)
     assert "✓ does it" in text(page, "answer") and re.search(r"TTFT p95\n[\d.]+ ms ± \d+ %", text(page, "answer"))
+    tiles = [tile.bounding_box() for tile in page.locator(".lk-tile").all()]
+    assert len(tiles) == 4 and len({tile["y"] for tile in tiles if tile}) == 1, "they stand side by side"
     assert page.locator('[data-panel="walk"] li').count() > 5 and page.locator('[data-panel="checks"] li').count() > 3
     assert page.locator('[data-panel="front"] .lk-dot').count() > 1
     assert "vllm serve llama-3.1-8b" in text(page, "deploy")

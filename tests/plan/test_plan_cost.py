@@ -141,5 +141,6 @@ def test_a_closed_loop_of_one_is_prefill_and_decodes() -> None:
 )
 def test_the_quick_form_is_the_readable_one(model: str, layout: str) -> None:
     found = cost(layout, model, gpus="8xh200")
-    for work in (decode(1, 10), decode(48, 3000), prefill(700), prefill_work(2048, 1, 2, 128, 16, 1000), StepWork()):
+    mixed = prefill_work(2048, 1, 2, 128, 16, 1000)
+    for work in (decode(1, 10), decode(48, 3000), prefill(300), prefill(700), mixed, StepWork()):
         assert found.seconds(work) == pytest.approx(sum(found.parts(work).values()), rel=1e-9)
