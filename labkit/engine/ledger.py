@@ -1,8 +1,9 @@
 """What each request holds of the KV memory, what it was promised, and how much work it still is.
 
 Policy `labkit` promises a request all blocks of its expected length before it is let in; `vllm` promises
-nothing and counts only the first chunk. A request that outlives its expectation is expected to last one
-block more, again and again.
+nothing and lets it in when all that there is of it (the whole prompt; of one that comes back its answer too)
+would find free blocks at that instant, as vLLM does (`scheduler_reserve_full_isl`). A request that outlives its
+expectation is expected to last one block more, again and again.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class Ledger:
         request.expected_tokens = 0
         self._expect(request, self._expected_tokens(request))
 
-    def claim(self, request: Request, budget: int) -> bool:
+    def claim(self, request: Request) -> bool:
         """Hold what the prefix cache has of it and promise it the rest; False while there is no room."""
         pool = self.pool
         # The last token is always computed, cached or not: its logits are the answer's first token.
         found = pool.match(request.tokens(0, request.num_tokens), (request.num_tokens - 1) // pool.block_size)
         num_cached, expected = len(found) * pool.block_size, self._expected_tokens(request)
-        wanted = expected if self.reserving else min(request.num_tokens, num_cached + budget)
+        wanted = expected if self.reserving else request.num_tokens
         needed = pool.blocks_for(wanted) - len(found)
         if needed + pool.num_unheld(found) > pool.num_free - self.num_reserved:
             return False
@@ -67,7 +68,7 @@ class Ledger:
         `num_computed` then counts what was found; the rest is `arriving`'s.
         """
         num_cached = request.num_cached  # what the pool that computed it found: the figure that the user is told
-        if not self.claim(request, request.arriving):
+        if not self.claim(request):
             return False
         found, request.num_cached = request.num_computed, num_cached
         self.take(request, request.arriving - found)

@@ -38,7 +38,7 @@ class Pools:
     """long_from: a prompt of so many tokens or more is long."""
 
     def __init__(self, pools: Sequence[ReplicaPool] = (), policy: str = "least-work", long_from: int = 0) -> None:
-        self.pools, self.long_from = tuple(pools), long_from
+        self.pools, self.policy, self.long_from = tuple(pools), policy, long_from
         self.replicas = [replica for pool in self.pools for replica in pool.replicas]
         self._begin, self._take_over = Router(policy), Router()
         self._by_role = {pool.role: pool.replicas for pool in self.pools}

@@ -114,13 +114,18 @@ class Scheduler:
         plan.add_chunk(request, chunk)
         return chunk
 
+    @property
+    def _num_seats(self) -> int:
+        """How many more may run."""
+        return self.config.max_num_seqs - len(self.running)
+
     def _admit(self, plan: StepPlan, budget: int) -> None:
-        while self.waiting and len(self.running) < self.config.max_num_seqs:
+        while self.waiting and self._num_seats > 0:
             if self.waiting[0].arriving:
                 if not self._admit_arriving(self.waiting[0]):
                     return
                 continue
-            if not budget or not self.ledger.claim(self.waiting[0], budget):
+            if not budget or not self.ledger.claim(self.waiting[0]):
                 return
             request = self.waiting.popleft()
             request.phase = PREFILL  # also when it comes back with an answer begun and a prefix found
@@ -138,12 +143,19 @@ class Scheduler:
         return True
 
     def _make_room(self, wanting: Request, num_tokens: int) -> bool:
-        """Blocks for `num_tokens` more, the latest arrivals' if need be; False: not in this step."""
+        """Blocks for `num_tokens` more, the latest arrivals' if need be; False: not in this step.
+
+        The latest of all waits with what it has until blocks come back; with policy `vllm` it gives up its own, as
+        vLLM's does, and is computed again.
+        """
         while not self.ledger.take(wanting, num_tokens):
             latest = next((r for r in reversed(self.running) if r is wanting or not r.in_flight), wanting)
-            if latest is wanting:
-                return False
-            self._preempt(latest)
+            if latest is not wanting:
+                self._preempt(latest)
+                continue
+            if not self.ledger.reserving and not wanting.in_flight:
+                self._preempt(wanting)
+            return False
         return True
 
     def _preempt(self, request: Request) -> None:

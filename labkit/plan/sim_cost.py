@@ -1,0 +1,86 @@
+"""What a step of the simulator costs, and a run of steps that differ by a token for each request only.
+
+A cost model is asked for each step with chunks of prompts in it. Steps of decodes alone come by the million: for one
+number of decodes the cost is read off a table of knots, an octave of context in sixteen parts, with a straight line
+between two of them. A cost that is affine in its context is exact in that, and in the sum over a run of such steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from labkit.plan.sim_scheduler import SimPlan
+from labkit.plan.work import StepWork
+
+
+def work_of(plan: SimPlan, window: int = 0) -> StepWork:
+    """A planned step as sums. window: what layers with a sliding window look at; 0: there are none.
+
+    Of decodes only the sum of their contexts is known; the part inside the window is taken as if all were alike.
+    """
+    chunks, ends, context = plan.chunks, plan.ends, plan.decode_context
+    pairs = inside = 0
+    for chunk, end in zip(chunks, ends, strict=True):
+        pairs += chunk * end - chunk * (chunk - 1) // 2
+        if window:
+            inside += _window_pairs(end, window) - _window_pairs(end - chunk, window)
+    tokens = sum(chunks)
+    return StepWork(
+        tokens, len(chunks), pairs, inside if window else pairs, sum(ends) - tokens,
+        plan.num_decodes, context, min(context, plan.num_decodes * window) if window else context,
+        len(plan.sampled) + (0 if plan.decodes else plan.num_decodes),
+    )  # fmt: skip
+
+
+def _window_pairs(num_tokens: int, window: int) -> int:
+    """Pairs of a causal prompt of so many tokens, each looking back at `window` at most (itself counted)."""
+    inside = min(num_tokens, window)
+    return inside * (inside + 1) // 2 + (num_tokens - inside) * window
+
+
+class DecodeTable:
+    """Seconds of a step of `num` decodes with `context` KV tokens, all new ones counted."""
+
+    def __init__(self, measure: Callable[[StepWork], float], window: int = 0) -> None:
+        self._measure, self._window = measure, window
+        self._knots: dict[tuple[int, int], float] = {}
+
+    def of(self, num: int, context: int) -> float:
+        width = 1 << max(0, context.bit_length() - 5)
+        low = context - context % width
+        at_low = self._knot(num, low)
+        if low == context:
+            return at_low
+        return at_low + (self._knot(num, low + width) - at_low) * ((context - low) / width)
+
+    def _knot(self, num: int, context: int) -> float:
+        value = self._knots.get((num, context))
+        if value is None:
+            inside = min(context, num * self._window) if self._window else context
+            work = StepWork(decodes=num, decode_context=context, decode_window_context=inside, logits=num)
+            value = self._knots[num, context] = self._measure(work)
+        return value
+
+
+@dataclass(slots=True)
+class Pace:
+    """`num` steps, the first of `first` seconds, each `slope` longer than the one before."""
+
+    num: int
+    first: float
+    slope: float = 0.0
+
+    def after(self, num_steps: int) -> float:
+        """Seconds until so many of them are over."""
+        return num_steps * self.first + self.slope * (num_steps * (num_steps - 1) / 2)
+
+    def begun(self, seconds: float) -> int:
+        """How many have begun strictly before `seconds`, at least 1: the first begins at 0."""
+        if seconds <= self.first or self.num == 1:
+            return 1
+        half = self.first - self.slope / 2
+        root = 2 * seconds / (half + math.sqrt(max(0.0, half * half + 2 * self.slope * seconds)))
+        num = min(self.num, max(1, math.ceil(root)))
+        return num - 1 if num > 1 and self.after(num - 1) >= seconds else num

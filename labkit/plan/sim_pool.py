@@ -1,0 +1,173 @@
+"""KV memory for the simulator: the engine's pool with keys instead of tokens, and one that only counts.
+
+Where prompts share nothing, nobody finds another's blocks, and which block is which no longer matters: free blocks are
+a number, and cached ones are runs of them, oldest first, each the beginning of one request. Only that request can find
+it again, after it was preempted. Both pools free and evict exactly what the engine's would.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from labkit.engine.blocks import ROOT, BlockPool
+from labkit.engine.ledger import Kept, Ledger
+from labkit.engine.request import Request
+from labkit.plan.sim_request import Held, Job, Prompt
+
+
+class SimPool(Protocol):
+    """What the simulator asks of a pool beyond the engine's: blocks first, and who got them later."""
+
+    def lend(self, count: int) -> None:
+        """Take `count` blocks for requests that decode."""
+
+    def give(self, job: Job, count: int) -> None:
+        """`count` of the blocks lent are this request's."""
+
+
+class KeyedPool(BlockPool):
+    """The engine's pool; a prompt (or a request) says what its blocks hold."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+        super().__init__(num_blocks, block_size, prefix_cache)
+        self._lent: list[int] = []
+
+    def match(self, tokens: Any, max_blocks: int) -> list[int]:
+        prompt: Prompt = tokens.prompt if isinstance(tokens, Job) else tokens
+        if not self.prefix_cache or not prompt.block_ids and not (isinstance(tokens, Job) and tokens.num_preemptions):
+            return []
+        found: list[int] = []
+        node, size = ROOT, self.block_size
+        for start in range(0, max_blocks * size, size):
+            block = self._block_of.get((node, prompt.key(start, start + size)))
+            if block is None:
+                break
+            found.append(block)
+            node = self._node_of[block]
+        return found
+
+    def lend(self, count: int) -> None:
+        self._lent += self.allocate(count)
+
+    def give(self, job: Job, count: int) -> None:
+        if count:
+            job.blocks.extend(self._lent[-count:])
+            del self._lent[-count:]
+
+
+class _Found(Sequence[int]):
+    """The first blocks of a request that came back, still cached."""
+
+    def __init__(self, segment: list[Any], count: int) -> None:
+        self.segment, self.count = segment, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: Any) -> Any:
+        return range(self.count)[index]
+
+
+class CountedPool(BlockPool):
+    """Numbers alone. A segment is [blocks still cached, where]; those at the front of the queue are evicted first."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+        self.num_blocks, self.block_size, self.prefix_cache = num_blocks, block_size, prefix_cache
+        self._num_empty, self._num_free = num_blocks, num_blocks
+        self._segments: deque[list[Any]] = deque()
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    @property
+    def num_cached(self) -> int:
+        return self._num_free - self._num_empty
+
+    def allocate(self, count: int) -> Any:
+        self._num_free -= count
+        if count <= self._num_empty:
+            self._num_empty -= count
+            return range(count)
+        missing = count - self._num_empty
+        self._num_empty = 0
+        segments = self._segments
+        while missing:
+            segment = segments[0]
+            if segment[0] > missing:
+                segment[0] -= missing
+                break
+            missing -= segment[0]
+            segment[0] = 0
+            segments.popleft()
+        return range(count)
+
+    def release(self, blocks: Any) -> None:
+        held: Held = blocks
+        count, full = held.count, held.full if self.prefix_cache else 0
+        self._num_free += count
+        self._num_empty += count - full
+        if full:
+            segment = [full, self]
+            self._segments.append(segment)
+            if held.owner is not None:
+                held.owner.segment = segment
+
+    def match(self, tokens: Any, max_blocks: int) -> Any:
+        segment = None if type(tokens) is range else tokens.segment
+        if segment is None or segment[1] is not self or not segment[0]:
+            return ()
+        return _Found(segment, min(segment[0], max_blocks))
+
+    def num_unheld(self, blocks: Sequence[int]) -> int:
+        return len(blocks)
+
+    def hold(self, blocks: Any) -> int:
+        if blocks:
+            blocks.segment[0] -= blocks.count
+            self._num_free -= blocks.count
+        return ROOT
+
+    def lend(self, count: int) -> None:
+        self.allocate(count)
+
+    def give(self, job: Job, count: int) -> None:
+        job.blocks.count += count  # type: ignore[attr-defined]
+
+
+class CountedLedger(Ledger):
+    """Over a CountedPool: publishing is remembering how many blocks are full."""
+
+    def publish(self, request: Request, num_computed: int) -> None:
+        full = num_computed // self.pool.block_size
+        if full > request.num_published:
+            request.num_published = full
+        cast(Any, request.blocks).full = request.num_published
+
+    def keep(self, request: Request) -> Kept:
+        kept = super().keep(request)
+        request.blocks = cast(Any, Held(cast(Job, request)))
+        return kept
+
+
+class KeyedLedger(Ledger):
+    """Over a KeyedPool."""
+
+    def publish(self, request: Request, num_computed: int) -> None:
+        pool, size = self.pool, self.pool.block_size
+        prompt = cast(Prompt, request.prompt)
+        number, full = request.num_published, num_computed // size
+        node = request.prefix_node
+        for number in range(number, full):
+            start = number * size
+            node = pool.publish(request.blocks[number], node, prompt.key(start, start + size))
+        if full > request.num_published:
+            request.num_published, request.prefix_node = full, node
+
+    def keep(self, request: Request) -> Kept:
+        kept = super().keep(request)
+        request.blocks = array("i")
+        return kept

@@ -1,0 +1,270 @@
+"""What would happen: requests arrive on a virtual clock, and the engine's own router and schedulers take them.
+
+Only three things happen: a request arrives, a run of steps is over, the KV of a request has landed in another pool.
+Between them time is skipped. What a step takes is asked of a cost model; everything else is the engine's doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from labkit.engine.request import RequestRefused
+from labkit.layout.deployment import AnyLayout
+from labkit.plan.sim_handoff import Handoffs
+from labkit.plan.sim_replica import SimReplica
+from labkit.plan.sim_request import Job, SimRequest
+from labkit.plan.sim_result import Series, SimResult
+from labkit.plan.sim_routing import Routing
+from labkit.plan.sim_setup import Options, set_up
+from labkit.plan.sim_unit import Unit
+from labkit.plan.work import EngineSettings, StepCost
+
+__all__ = ["Options", "SimRequest", "SimResult", "simulate"]
+
+_ARRIVAL, _ADOPTION, _LANDING, _ALARM = range(4)
+"""In this order at one instant: a plan is made when everybody has come."""
+_PROGRESS_EVERY = 2000
+
+
+def simulate(
+    requests: Sequence[SimRequest], layout: AnyLayout, cost: StepCost | Mapping[str, StepCost],
+    kv_blocks: int | Mapping[str, int], settings: EngineSettings, *, concurrency: int = 0,
+    options: Options | None = None, routing: str = "", on_progress: Callable[[int], None] | None = None,
+) -> SimResult:  # fmt: skip
+    """Serve `requests` in their order of arrival.
+
+    cost, kv_blocks: of one replica; by role where pools differ. concurrency: above 0, a closed loop with so many in
+    flight, which looks at no arrivals. on_progress: called with the number that have finished, now and then.
+    """
+    options = options or Options()
+    if routing:
+        options = replace(options, routing=routing)
+    if settings.enable_prefix_caching and not options.shares and any(request.block_ids for request in requests):
+        options = replace(options, shares=True)
+    if not requests:
+        raise ValueError("There is nothing to simulate: give at least one request.")
+    return _Simulation(requests, layout, cost, kv_blocks, settings, concurrency, options, on_progress).run()
+
+
+class _Simulation:
+    def __init__(
+        self, requests: Sequence[SimRequest], layout: AnyLayout, cost: StepCost | Mapping[str, StepCost],
+        kv_blocks: int | Mapping[str, int], settings: EngineSettings, concurrency: int, options: Options,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        self.requests, self.concurrency, self.on_progress = requests, concurrency, on_progress
+        self.counted, self.ahead = not options.shares, options.ahead
+        self.pools, self.units = set_up(layout, cost, kv_blocks, settings, options)
+        self.routing = Routing(self.pools)
+        self.handoffs = Handoffs(cost)
+        count = len(requests)
+        self.arrival = [request.arrival_s for request in requests]
+        self.seen, self.begun, self.first, self.finished = ([float("nan")] * count for _ in range(4))
+        self.replica = [-1] * count
+        self.refused: dict[int, str] = {}
+        self.num_finished = self.cached_tokens = 0
+        self.waiting, self.kv_blocks = Series(), Series()
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._number = 0
+        self._next = 0
+        """In a closed loop: who is sent next."""
+
+    # ---- the clock
+
+    def run(self) -> SimResult:
+        if self.concurrency:
+            self._run_closed()
+        else:
+            self._run_open()
+        return self._result()
+
+    def _run_open(self) -> None:
+        order = self._order()
+        requests, heap, arrival, counted = self.requests, self._heap, self.arrival, self.counted
+        for index in order:
+            at = arrival[index]
+            while heap and heap[0][0] < at:
+                self._happen()
+            self._arrive(Job(index, requests[index], counted), at)
+        while heap:
+            self._happen()
+
+    def _order(self) -> Sequence[int]:
+        times = np.asarray(self.arrival)
+        if (np.diff(times) >= 0).all():
+            return range(len(times))
+        return np.argsort(times, kind="stable").tolist()
+
+    def _run_closed(self) -> None:
+        for _ in range(min(self.concurrency, len(self.requests))):
+            self._send_next(0.0)
+        while self._heap:
+            self._happen()
+
+    def _send_next(self, now: float) -> None:
+        if self._next < len(self.requests):
+            index = self._next
+            self._next += 1
+            self.arrival[index] = now
+            self._push(now, _ARRIVAL, Job(index, self.requests[index], self.counted))
+
+    def _send_free(self, unit: Unit, now: float) -> None:
+        """Who is sent because others have finished now comes before the unit plans on."""
+        unit.wakes_at = now
+        for replica in unit.replicas:
+            self.routing.changed(replica)
+        while self._heap and self._heap[0][:2] == (now, _ARRIVAL):
+            self._happen()
+
+    def _push(self, at: float, kind: int, what: Any) -> None:
+        self._number += 1
+        heappush(self._heap, (at, kind, self._number, what))
+
+    def _happen(self) -> None:
+        now, kind, _, what = heappop(self._heap)
+        if kind == _ALARM:
+            unit, version = what
+            if unit.version == version:
+                self._alarm(unit, now)
+        elif kind == _ARRIVAL:
+            self._arrive(what, now)
+        elif kind == _ADOPTION:
+            self._adopt(*what, now)
+        else:
+            self._land(*what, now)
+
+    # ---- what happens
+
+    def _arrive(self, job: Job, now: float) -> None:
+        index = job.index
+        try:
+            replica = self.routing.begin(job, now)
+            replica.scheduler.add(job)
+        except RequestRefused as refusal:
+            self.refused[index] = str(refusal)
+            if self.concurrency:
+                self._send_next(now)
+            return
+        self.replica[index] = replica.index
+        self.waiting.add(now, 1)
+        replica.waiting += 1
+        self.routing.changed(replica)
+        if self.ahead:
+            replica.unseen.append(job)
+        else:
+            self.seen[index] = now
+        self._stir(replica.unit, now)
+
+    def _stir(self, unit: Unit, now: float) -> None:
+        """Something has come to one of its replicas."""
+        if unit.wakes_at is None:
+            unit.wakes_at = now
+            unit.version += 1
+            self._push(now, _ALARM, (unit, unit.version))
+        elif unit.interrupt(now):
+            self._push(unit.wakes_at, _ALARM, (unit, unit.version))
+
+    def _alarm(self, unit: Unit, now: float) -> None:
+        end, ended = unit.end()
+        for replica, plan, finished in ended:
+            self._note(replica, plan, finished, end)
+        if self.concurrency and end <= now:
+            self._send_free(unit, now)
+        for job in unit.begin(now):
+            self._note_begun(job, unit)
+        for replica in unit.replicas:
+            if self.ahead and replica.unseen:
+                for job in replica.unseen:
+                    self.seen[job.index] = now
+                replica.unseen = []
+            self._note_room(replica, now)
+            self.routing.changed(replica)
+            if replica.scheduler.admitted:
+                self._send(replica, now)
+        if unit.wakes_at is not None:
+            self._push(unit.wakes_at, _ALARM, (unit, unit.version))
+
+    def _note(self, replica: SimReplica, plan: Any, finished: list[Any], end: float) -> None:
+        first = self.first
+        if plan.prefills:
+            for job in plan.sampled:
+                if first[job.index] != first[job.index]:
+                    first[job.index] = end
+        if finished:
+            self.num_finished += len(finished)
+            for job in finished:
+                self.finished[job.index] = end
+                if self.concurrency:
+                    self._send_next(end)
+            if self.on_progress is not None and self.num_finished % _PROGRESS_EVERY < len(finished):
+                self.on_progress(self.num_finished)
+        if replica.scheduler.handed:
+            self._hand_over(replica, end)
+
+    def _note_begun(self, job: Job, unit: Unit) -> None:
+        index = job.index
+        if self.begun[index] != self.begun[index]:
+            self.begun[index] = unit.start
+            self.cached_tokens += job.num_cached
+
+    def _note_room(self, replica: SimReplica, now: float) -> None:
+        scheduler = replica.scheduler
+        waiting = len(scheduler.waiting)
+        if waiting != replica.waiting:
+            self.waiting.add(now, waiting - replica.waiting)
+            replica.waiting = waiting
+        used = scheduler.pool.num_blocks - scheduler.pool.num_free
+        if used != replica.used_blocks:
+            self.kv_blocks.add(now, used - replica.used_blocks)
+            replica.used_blocks = used
+            replica.peak_blocks = max(replica.peak_blocks, used)
+
+    # ---- from pool to pool
+
+    def _hand_over(self, source: SimReplica, end: float) -> None:
+        handed, source.scheduler.handed = source.scheduler.handed, []
+        for job in handed:
+            self._push(end, _ADOPTION, (job, source))
+
+    def _adopt(self, job: Job, source: SimReplica, now: float) -> None:
+        target = self.routing.take_over(job, now)
+        self.handoffs.open(job, source)
+        self.replica[job.index] = target.index
+        target.scheduler.adopt(job)
+        self.routing.changed(target)
+        self._stir(target.unit, now)
+
+    def _send(self, replica: SimReplica, now: float) -> None:
+        admitted, replica.scheduler.admitted = replica.scheduler.admitted, []
+        for job in admitted:
+            self._push(self.handoffs.start(job, replica, now), _LANDING, (job, replica))
+
+    def _land(self, job: Job, target: SimReplica, now: float) -> None:
+        source = self.handoffs.close(job)
+        source.scheduler.let_go(job.id)
+        target.scheduler.landed(job)
+        self.first[job.index] = now  # the user gets the token with the KV, as vLLM and SGLang do it
+        for replica in (target, source):
+            self.routing.changed(replica)
+            self._stir(replica.unit, now)
+
+    # ---- what came of it
+
+    def _result(self) -> SimResult:
+        replicas = [replica for unit in self.units for replica in unit.replicas]
+        return SimResult(
+            *(np.asarray(values, np.float64) for values in (self.arrival, self.seen, self.begun, self.first, self.finished)),
+            prompt_tokens=np.asarray([request.prompt_tokens for request in self.requests], np.int64),
+            output_tokens=np.asarray([request.output_tokens for request in self.requests], np.int64),
+            refused=self.refused, waiting=self.waiting, kv_blocks=self.kv_blocks,
+            kv_total_blocks=sum(replica.scheduler.pool.num_blocks for replica in replicas),
+            kv_peak=max(replica.peak_blocks / replica.scheduler.pool.num_blocks for replica in replicas),
+            num_preemptions=sum(replica.scheduler.num_preemptions for replica in replicas),
+            num_steps=sum(unit.num_steps for unit in self.units), cached_tokens=self.cached_tokens,
+            replica=np.asarray(self.replica, np.int32),
+        )  # fmt: skip
