@@ -1,0 +1,26 @@
+"""What to measure next: what a diagnosis could not tell, the load test of the outcome, what a check could not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.layout import Layout
+from labkit.plan.candidates import Candidate
+from labkit.plan.case import Case
+from labkit.plan.checks import NOT_MEASURED, Check
+from labkit.plan.diagnose import Diagnosis
+
+
+def next_runs(
+    case: Case, chosen: Candidate | None, checks: Sequence[Check], diagnosis: Diagnosis | None
+) -> tuple[str, ...]:
+    """Sentences or commands, the most telling first, each once."""
+    found = list(diagnosis.measure) if diagnosis else []
+    if chosen is not None:
+        found.append(f"the load test of {chosen.layout} at {case.demand.load} (among the commands): it holds the "
+                     "prediction against what a user sees")  # fmt: skip
+    found += [check.measure for check in checks if check.status == NOT_MEASURED and check.measure]
+    if chosen is not None and isinstance(chosen.layout, Layout) and diagnosis is None:
+        found.append(f"labkit run --layout {chosen.layout.slug} --concurrency 1: the low end of the load, to tell the "
+                     "work from the queue")  # fmt: skip
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,205 @@
+"""The smallest layout that does it, why not the others, and what is said when none does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from labkit.layout import Layout
+from labkit.layout.choices import candidate_layouts
+from labkit.model.spec import load_spec
+from labkit.plan.advise import Advice, advise
+from labkit.plan.candidates import within
+from labkit.plan.demand import read_demand
+from labkit.plan.diagnose import Diagnosis
+from labkit.plan.hardware import load_hardware
+from labkit.plan.objective import Outcome, PlanObjective
+from labkit.plan.work import EngineSettings
+
+FAST = PlanObjective(ttft_ms=2000, tpot_ms=100)
+
+
+@cache
+def planned(
+    model: str = "llama-3.1-70b", gpus: str = "4xh200", workload: str = "1024/256", objective: PlanObjective = FAST,
+    rate: float | None = None, concurrency: int | None = None, now: str = "", nodes: int = 1,
+    settings: EngineSettings = EngineSettings(), diagnosis: Diagnosis | None = None, price: float | None = None,
+    load: tuple[float, ...] = (), engine: str = "vllm",
+) -> Advice:  # fmt: skip
+    return advise(
+        load_spec(model), load_hardware(gpus, nodes), read_demand(workload, rate=rate, concurrency=concurrency), objective,
+        settings, current=Layout.parse(now) if now else None, diagnosis=diagnosis, price=price, expert_load=load,
+        engine=engine, verify=False,
+    )  # fmt: skip
+
+
+CASES = (
+    {"rate": 1.0},
+    {"rate": 8.0, "now": "tp2"},
+    {"model": "llama-3.1-8b", "gpus": "4xrtx4090", "workload": "512/128", "rate": 6.0},
+    {"model": "qwen3-235b-a22b-fp8", "gpus": "8xh100", "workload": "2048/512", "concurrency": 64},
+    {"model": "deepseek-v3", "gpus": "8xh200", "workload": "8192/512", "concurrency": 32,
+     "objective": PlanObjective(ttft_ms=20_000, tpot_ms=200)},
+    {"model": "llama-3.1-70b", "gpus": "8xh100", "nodes": 2, "rate": 2.0},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values()))[:40])
+def test_no_axis_without_a_job_and_a_reason_for_every_other_layout(case: dict):
+    found = planned(**case)
+    rows = found.to_json()["layouts"]
+    assert {row["layout"] for row in rows} >= {
+        layout.slug for layout in candidate_layouts(found.case.hardware.num_gpus)
+    }
+    assert all(row["reason"] for row in rows if not row["chosen"])
+    chosen = found.chosen
+    assert chosen is not None and isinstance(chosen.layout, Layout)
+    doing = [one for one in found.layouts if one.does and isinstance(one.layout, Layout)]
+    if found.kind != "as it is":
+        assert not [one.layout.slug for one in doing if within(one.grid, chosen.layout)]
+    assert set(found.jobs) == {axis for axis in ("tp", "pp", "dp", "pcp", "dcp", "ep")
+                               if getattr(chosen.layout, axis) > 1}  # fmt: skip
+
+
+def test_the_same_words_give_the_same_plan():
+    first, second = (json.dumps(planned.__wrapped__(rate=3.0).to_json(), sort_keys=True) for _ in range(2))
+    assert first == second
+
+
+def test_names_that_scripts_rely_on():
+    found = json.loads(json.dumps(planned(rate=1.0, price=2.5).to_json(), allow_nan=False))
+    assert {"chosen", "walk", "checks", "layouts", "commands", "front", "diagnosis", "placement", "next"} <= set(found)
+    row = next(row for row in found["layouts"] if row["chosen"])
+    assert {"fits", "queues", "reason", "predictions"} <= set(row)
+    assert {"ttft_ms", "tpot_ms", "band_ttft", "band_tpot"} <= set(row["predictions"])
+    assert found["chosen"]["layout"] == row["layout"]
+    assert row["cost_per_million"] == pytest.approx(2.5 / (row["tokens_per_gpu"] * 3600) * 1e6)
+    assert {check["status"] for check in found["checks"]} <= {"passed", "failed", "not yet measured"}
+    assert any("vllm serve" in command["text"] for entry in found["commands"] for command in entry["commands"])
+
+
+def test_one_answer_and_the_server_are_different_wishes():
+    one = planned(objective=PlanObjective(answer_tokens_per_s=60), concurrency=1, now="tp2")
+    all_of_them = planned(objective=PlanObjective(server_tokens_per_s=2000), rate=8.0, now="tp2")
+    assert one.chosen is not None and one.chosen.layout == Layout(tp=4)
+    assert all_of_them.chosen is not None and all_of_them.chosen.layout == Layout(dp=2, tp=2)
+
+
+def test_a_setting_of_the_engine_comes_before_any_axis():
+    few = EngineSettings(max_num_seqs=8)
+    found = planned(rate=3.0, settings=few, now="tp2", objective=PlanObjective(ttft_ms=2000, tpot_ms=200))
+    assert found.kind == "settings"
+    assert found.to_json()["chosen"]["settings"].keys() == {"max_num_seqs"}
+    settings = next(question for question in found.walk if question.code == "settings")
+    assert settings.answer == "yes"
+    assert {question.answer for question in found.walk if question.code in ("pp", "dp", "dcp")} == {"not asked"}
+
+
+def test_what_the_application_could_do_is_told_with_its_figure():
+    found = planned(workload="32768/64", rate=0.1, now="tp2", objective=PlanObjective(ttft_ms=5000, tpot_ms=100))
+    settings = next(question for question in found.walk if question.code == "settings")
+    others = {remedy["code"]: remedy for remedy in settings.figures["others"]}
+    assert 0 < others["shorter input"]["figures"]["prompt_tokens"] < 32768
+    assert 0 < others["shared input"]["figures"]["shared"] < 1
+
+
+def test_a_wish_that_no_layout_meets_is_named_with_the_nearest():
+    found = planned(rate=1.0, objective=PlanObjective(ttft_ms=1.0, tpot_ms=1000))
+    assert found.chosen is None and found.infeasible is not None
+    assert found.infeasible.metric == "ttft"
+    assert found.infeasible.best is not None and found.infeasible.best.value > 1.0
+    others = [one.figure("ttft", "p95") for one in found.layouts]
+    assert found.infeasible.best.value == min(others)
+    assert found.to_json()["chosen"] is None
+
+
+def test_wishes_that_fight_each_other_are_said_to():
+    fast, cheap = (planned(rate=6.0, objective=wish, gpus="2xh200") for wish in
+                   (PlanObjective(tpot_ms=30), PlanObjective(server_tokens_per_s=1400)))  # fmt: skip
+    assert fast.chosen is None or cheap.chosen is None or True
+    both = planned(rate=60.0, gpus="2xh200")
+    assert both.chosen is None and both.infeasible is not None and both.infeasible.metric == "rate"
+
+
+def test_a_model_that_fits_nowhere_is_said_to():
+    found = planned(model="llama-3.1-405b", gpus="2xrtx4090", rate=1.0)
+    assert found.chosen is None and found.infeasible is not None
+    assert found.infeasible.metric == "memory"
+    assert "does not fit" in found.infeasible.sentence
+
+
+def test_the_front_has_nobody_that_another_beats_in_all_three():
+    found = planned(gpus="8xh200", rate=4.0)
+    rows = [(one.figure("ttft", "p95"), one.figure("tpot", "p95"), -one.tokens_per_gpu) for one in found.front]
+    assert len(rows) > 2
+    for row in rows:
+        assert not [other for other in rows if other != row and all(a <= b for a, b in zip(other, row, strict=True))]
+    everyone = [one for one in found.layouts if one.prediction]
+    for one in everyone:
+        point = (one.figure("ttft", "p95"), one.figure("tpot", "p95"), -one.tokens_per_gpu)
+        assert any(all(a <= b for a, b in zip(row, point, strict=True)) for row in rows)
+
+
+def test_a_measured_limit_decides_against_the_prediction():
+    missed = Outcome("ttft", "TTFT p95", 9000.0, 2000.0)
+    measured = Diagnosis("ttft", "queue", "ranks busy", "high", "TTFT p95 9,000 ms misses 2,000 ms.", (missed,))
+    alone = planned(rate=1.0, now="tp2")
+    assert alone.chosen is not None and alone.kind == "as it is"
+    found = planned(rate=1.0, now="tp2", diagnosis=measured)
+    assert found.chosen is not None and found.chosen.layout != Layout(tp=2)
+    assert found.limit.resource == "queue"
+    row = next(row for row in found.to_json()["layouts"] if row["layout"] == "tp2")
+    assert "measured" in row["reason"]
+
+
+def test_checks_of_experts_wait_for_a_measured_load():
+    common = {"model": "qwen3-235b-a22b-fp8", "gpus": "8xh100", "workload": "2048/512", "concurrency": 64}
+    found = planned(**common)
+    layout = next(one for one in found.layouts if one.layout == Layout(tp=4, ep=4))
+    assert layout.fits
+    from labkit.plan.checks import all_checks
+    from labkit.plan.rank_places import place_ranks
+
+    places = place_ranks(layout.layout, found.case.spec, found.case.hardware, 2048, 2560)
+    before = {check.name: check for check in all_checks(found.case, layout, places) if check.axis == "ep"}
+    assert before["imbalance"].status == "not yet measured" and before["imbalance"].measure
+    even, skewed = [1.0] * 128, [100.0] * 4 + [1.0] * 124
+    slower = [next(check for check in all_checks(found.case, layout, places, load) if check.name == "imbalance")
+              for load in (even, skewed)]  # fmt: skip
+    assert slower[0].figures["imbalance"] == pytest.approx(1.0)
+    assert slower[1].figures["imbalance"] > 2
+    assert slower[1].figures["slower"] > slower[0].figures["slower"] == pytest.approx(1.0)
+
+
+def test_every_axis_of_the_chosen_layout_has_its_checks():
+    names = {
+        "tp": {"fit", "communication", "work per rank"},
+        "pp": {"enough requests", "stage balance", "activation buffers"},
+        "dp": {"memory", "routing", "admission"},
+        "pcp": {"crossover"},
+        "dcp": {"resident tokens", "TPOT"},
+    }
+    from labkit.plan.situations import SITUATIONS
+
+    seen = set()
+    for situation in SITUATIONS:
+        found = situation.advise(verify=False)
+        for axis in found.jobs:
+            assert {check.name for check in found.checks if check.axis == axis} == names[axis]
+            seen.add(axis)
+    assert seen == set(names)
+
+
+def test_nothing_asked_is_refused():
+    with pytest.raises(ValueError, match="Nothing is asked"):
+        planned.__wrapped__(rate=1.0, objective=PlanObjective())
+
+
+def test_lengths_beyond_what_a_replica_holds_do_not_fit():
+    found = planned(workload="120000/1000", concurrency=1, now="", objective=PlanObjective(ttft_ms=1e6))
+    small = [one for one in found.layouts if one.fault == "memory"]
+    assert small
+    assert replace(found.case.demand, concurrency=2).longest_tokens == 121_000
