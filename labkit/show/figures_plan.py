@@ -145,13 +145,13 @@ def ratios_figure(
     for kind, found in (("measured", measured), ("predicted", predicted)):
         shift = -0.12 if kind == "measured" else 0.12
         _add_ratios(figure, kind, {names.index(name) + shift: pair for name, pair in found.items()})
-    figure.add_hline(1.0, line={"color": WARNING, "width": 1}, annotation={"text": "the limit", "font": {"size": 11}})
+    figure.add_hline(1.0, line={"color": WARNING, "width": 1})
     figure.update_yaxes(type="log", title_text="figure ÷ its limit")
     figure.update_xaxes(tickvals=list(range(len(names))), ticktext=[name.replace(", ", ",<br>") for name in names],
                         range=[-0.5, len(names) - 0.5])  # fmt: skip
     return compose(figure, title, [], height=HEIGHT + 60, predicted=by, measured=where if measured else "",
-                   notes=["Latencies over their limit; tokens per second under theirs: below the line it is met."],
-                   below=76)  # fmt: skip
+                   below=64,
+                   notes=["Below the thin line the wish is met (tokens per second: limit ÷ figure)."])  # fmt: skip
 
 
 def _add_ratios(figure: Any, kind: str, pairs: Mapping[float, Sequence[float]]) -> None:

@@ -45,7 +45,7 @@ CHATS = Workload(
     ),
 )
 """Alike, so that few of them show what a limit does."""
-PATIENCE = {"ttft": 6.0, "tpot": 2.5}
+PATIENCE = {"ttft": 4.0, "tpot": 2.5}
 """What is asked here, over what one visitor gets: the wish means the same on a slow machine and on a fast one."""
 FASTER = 1.1
 """One answer's tokens a second, over what it gets now."""

@@ -19,9 +19,18 @@ from labkit.plan.reasons import grouped
 from labkit.plan.simulate import SimResult
 from labkit.plan.verification import simulated, steady_percentiles
 from labkit.teach.html import Table
+from labkit.teach.lesson import Lesson
+from labkit.teach.sidebyside import Row
 
 _FEW = 3
 """Examples of a group of layouts that were not taken."""
+
+
+def beside(lesson: Lesson, title: str, *rows: Row, column: str = "planned") -> Table:
+    """`side_by_side` of what was not measured but planned or counted: the column says so."""
+    table = lesson.side_by_side(title, *rows)
+    table.columns[table.columns.index("measured")] = column
+    return table
 
 
 # ---- what a run is short of
@@ -63,7 +72,7 @@ def _told(outcome: Outcome) -> str:
 def walk_table(advice: Advice) -> Table:
     """The questions that were asked, with their answers; those that nothing was left for are named below."""
     asked = [question for question in advice.walk if question.answer != "not asked"]
-    rows = [[question.question, question.answer, question.sentence, _name(question.layout)] for question in asked]
+    rows = [[question.question, question.answer, question.sentence, name_of(question.layout)] for question in asked]
     left = [question.code.upper() for question in advice.walk if question.answer == "not asked"]
     remarks = [f"Not asked, because every wish is met before: {', '.join(left)}."] if left else []
     if advice.infeasible is not None:
@@ -73,8 +82,9 @@ def walk_table(advice: Advice) -> Table:
     return Table(title, ["question", "", "because", "stands at"], rows, remarks)
 
 
-def _name(slug: str) -> str:
-    return str(Layout.parse(slug)) if slug and ":" not in slug else slug
+def name_of(slug: str) -> str:
+    """As it is printed: TP2 for tp2; pools and nothing at all as they are spelled."""
+    return str(Layout.parse(slug)) if slug not in ("", "none") and ":" not in slug else slug
 
 
 def ends_in(advice: Advice) -> str:
@@ -86,7 +96,7 @@ def checks_table(advice: Advice) -> Table:
     """What must be looked at before it is deployed, axis by axis."""
     rows = [[check.axis, check.name, check.status, check.sentence, check.measure] for check in advice.checks]
     columns = ["axis", "check", "", "figures", "would be measured by"]
-    return Table(f"Checks of {_name(ends_in(advice))}", columns, rows)
+    return Table(f"Checks of {name_of(ends_in(advice))}", columns, rows)
 
 
 def others_table(advice: Advice) -> Table:
@@ -102,20 +112,24 @@ def others_table(advice: Advice) -> Table:
 # ---- simulated, before and after
 
 
-def candidate_of(advice: Advice, slug: str) -> Candidate:
-    """As the advice has it, with its settings. Raises ValueError with the reason when it cannot be served."""
+def candidate_of(advice: Advice, slug: str, alike: bool = False) -> Candidate:
+    """The chosen layout with its settings; another with those that serve now, or (`alike`) with the chosen one's.
+
+    Raises ValueError with the reason when it cannot be served.
+    """
     chosen = advice.chosen
     if chosen is not None and chosen.layout.slug == slug:
         return chosen
-    found = evaluate(advice.case, Layout.parse(slug))
+    settings = chosen.settings if alike and chosen is not None else None
+    found = evaluate(advice.case, Layout.parse(slug), settings)
     if found.memory is None or not found.memory.fits:
         raise ValueError(found.reason)
     return found
 
 
-def simulate_layouts(advice: Advice, *slugs: str) -> dict[str, SimResult]:
+def simulate_layouts(advice: Advice, *slugs: str, alike: bool = False) -> dict[str, SimResult]:
     """The advice's traffic on each layout: name → what the engine's scheduler makes of it on a virtual clock."""
-    found = [candidate_of(advice, slug) for slug in slugs if slug != "none"]
+    found = [candidate_of(advice, slug, alike) for slug in dict.fromkeys(slugs) if slug != "none"]
     return {str(one.layout): simulated(advice.case, one) for one in found}
 
 
