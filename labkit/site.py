@@ -34,6 +34,7 @@ _PR_SET_PDEATHSIG = 1
 _DESCRIPTIONS = {
     "layouts": "Live: compose a layout, put a load on it, and watch what moves.",
     "fabric": "Live: where the ranks stand, what joins them as measured, and what they do with it.",
+    "planner": "From a model, GPUs, traffic and wishes to the smallest layout that does, and why; predicted.",
 }
 """Of the dashboards, by their notebook's name."""
 

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from labkit.engine.handoff import Handoff
 from labkit.engine.messages import Profiled
+from labkit.engine.plan import StepPlan
 from labkit.engine.replica import Flight
 from labkit.layout import Layout, query_loads
 from labkit.measure.crossing_meter import tally
 from labkit.measure.experts import ExpertStep, waits_for_busiest
 from labkit.measure.recorder import MergedStep
 from labkit.measure.records import MemoryRecord, ServerTimes, StepRecord
+from labkit.model.counts import visible_pairs
 
 Emit = Callable[[dict[str, Any]], None]
 STEPS_PERIOD_S = 0.1
@@ -125,6 +127,7 @@ def step_record(
         idle_ns=merged.idle_ns,
         query_keys=_query_keys(flight, layout),
         in_flight_bytes=flight.replica.in_flight.most_bytes(merged.rows),
+        **_attended(plan),
     )
 
 
@@ -137,6 +140,16 @@ def _query_keys(flight: Flight, slug: str) -> list[int]:
         query_loads(layout, end - chunk, chunk) for end, chunk in zip(plan.ends, plan.chunks, strict=True)
     ]
     return [sum(of_rank) for of_rank in zip(*loads, strict=True)]
+
+
+def _attended(plan: StepPlan) -> dict[str, Any]:
+    """A chunk's own numbers are final when it is planned, unlike those of its request."""
+    chunks = list(zip(plan.ends, plan.chunks, strict=True))
+    return {
+        "prefill_pairs": sum(visible_pairs(chunk, end - chunk, None) for end, chunk in chunks),
+        "prefill_context": sum(end - chunk for end, chunk in chunks),
+        "num_sampled": len(plan.sampled),
+    }
 
 
 def _expert_figures(experts: ExpertStep | None, merged: MergedStep) -> dict[str, Any]:

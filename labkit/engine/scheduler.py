@@ -9,7 +9,6 @@ steps to ranks, a simulator to a model of cost.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from labkit.engine.admission import check_fits, check_request
 from labkit.engine.blocks import BlockPool, IntegrityError
@@ -17,34 +16,10 @@ from labkit.engine.ledger import Kept, Ledger
 from labkit.engine.plan import StepPlan
 from labkit.engine.request import FinishReason, Phase, Request
 from labkit.engine.router import ReplicaView
+from labkit.engine.scheduler_config import ADMISSIONS, SchedulerConfig
 
-ADMISSIONS = ("labkit", "vllm")
+__all__ = ["ADMISSIONS", "Scheduler", "SchedulerConfig"]
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE  # looking a member up in its enum is a quarter of a decode's cost
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    max_context: int
-    eos_ids: frozenset[int] = frozenset()
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 64
-    admission: str = "labkit"
-    max_in_flight: int = 1
-    """Steps on their way at once (the number of pipeline stages)."""
-    prefills_only: bool = False
-    """Requests leave with their first token, and decode in another pool."""
-
-    def __post_init__(self) -> None:
-        if self.admission not in ADMISSIONS:
-            raise ValueError(
-                f"Admission {self.admission!r} is unknown: choose one of {', '.join(ADMISSIONS)}."
-            )
-        if self.max_in_flight < 1 or not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "
-                f"{self.max_num_seqs} (each sequence's next token fits a step), and that and max_in_flight "
-                f"{self.max_in_flight} at least 1."
-            )
 
 
 class Scheduler:
@@ -231,7 +206,8 @@ class Scheduler:
         if request.id in self.requests:
             raise ValueError(f"Request {request.id} is here already: ids must differ.")
         eos_ids = frozenset() if request.params.ignore_eos else self.config.eos_ids
-        request.stop_ids = eos_ids.union(request.params.stop_token_ids)
+        stop_ids = request.params.stop_token_ids
+        request.stop_ids = eos_ids.union(stop_ids) if stop_ids else eos_ids
         request.phase = Phase.WAITING
         self.requests[request.id] = request
         self.waiting.append(request)

@@ -137,6 +137,13 @@ class StepRecord(msgspec.Struct, gc=False):
     """By pcp rank: keys seen by all the prompts' queries that it computed; mean over largest is the balance."""
     in_flight_bytes: int = 0
     """The most hidden-state bytes under way between stages, sent and not received, as this step sent some."""
+    # what a step's cost is fitted on, beside the counts above (`labkit.plan.work.StepWork` has the same sums)
+    prefill_pairs: int = 0
+    """(query, key) pairs that full causal attention of the prompts' chunks looks at."""
+    prefill_context: int = 0
+    """Of `context_tokens`, what the prompts' chunks found in the cache."""
+    num_sampled: int = 0
+    """Rows that got logits: the decodes, and the prompts that ended here."""
 
 
 class MemoryRecord(msgspec.Struct, gc=False):

@@ -24,17 +24,19 @@ from labkit.measure.tables import MEMORY, REQUESTS, RUNS, STEPS, TELEMETRY, Tabl
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _LIST, _COUNT = "TEXT DEFAULT '[]'", "INTEGER DEFAULT 0"
 _STEPS_2 = {
     "expert_tokens": _LIST, "expert_rows": _LIST, "expert_sent_bytes": _LIST, "expert_ns": _LIST,
     "expert_wait_ns": _LIST, "num_dropped": _COUNT, "idle_ns": _LIST, "query_keys": _LIST, "in_flight_bytes": _COUNT,
 }  # fmt: skip
+_STEPS_5 = ("prefill_pairs", "prefill_context", "num_sampled")
 _TIMES_3 = ("handoff_queue_ns", "handoff_ns", "handoff_bytes", "released_ns")
 _MIGRATIONS: dict[int, Sequence[str]] = {
     1: [f"ALTER TABLE steps ADD COLUMN {name} {kind}" for name, kind in _STEPS_2.items()],
     2: [f"ALTER TABLE requests ADD COLUMN server_{name} {_COUNT}" for name in _TIMES_3],
     3: ["ALTER TABLE memory ADD COLUMN beside TEXT DEFAULT '{}'", *TELEMETRY.create_statements()],
+    4: [f"ALTER TABLE steps ADD COLUMN {name} {_COUNT}" for name in _STEPS_5],
 }
 """From which version: the statements that lead to the next."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -7,7 +7,8 @@ of the layouts that meet every wish the smallest is taken (`choose`). The simula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from labkit.plan.next_runs import next_runs
 from labkit.plan.objective import PlanObjective
 from labkit.plan.rank_places import RankPlaces, often_on_slow, place_ranks
 from labkit.plan.reasons import Infeasible, infeasible, why_not
-from labkit.plan.remedies import settings_changed
+from labkit.plan.remedies import other_remedies, settings_changed
 from labkit.plan.settle import Asked, settle
 from labkit.plan.walk import Path, Question, job, walk
 from labkit.plan.work import EngineSettings
@@ -58,7 +59,7 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """JSON-ready, with the names that scripts rely on."""
         q = self.case.objective.percentile
-        return {
+        return finite({
             "chosen": self._chosen(),
             "walk": [question.to_dict() for question in self.walk],
             "checks": [check.to_dict() for check in self.checks],
@@ -76,7 +77,7 @@ class Advice:
             "workload": self.case.demand.to_dict(),
             "objective": self.case.objective.to_dict(),
             "price": self.case.price,
-        }
+        })  # fmt: skip
 
     def _row(self, one: Candidate) -> dict[str, Any]:
         chosen = self.chosen is not None and one.layout == self.chosen.layout
@@ -120,7 +121,17 @@ def advise(
     if base is None:
         return _nothing_fits(case, table, diagnosis)
     path = settle(Asked(case, table, base, current is not None, diagnosis, verify))
-    return _told(replace(path, correction=correction.sentence), diagnosis, expert_load, asked)
+    others = () if path.base.does else tuple(other_remedies(case, path.base, path.limit))
+    return _told(replace(path, correction=correction.sentence, others=others), diagnosis, expert_load, asked)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for what is infinite or no number: JSON has neither."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _base(case: Case, table: Sequence[Candidate], current: Layout | None) -> Candidate | None:

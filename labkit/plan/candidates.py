@@ -35,7 +35,7 @@ class Candidate:
     reason: str
     """Why it does not do; empty where it does."""
     fault: str = ""
-    """In a word: illegal, memory, kv, overload, ttft, tpot, answer_tokens, server_tokens; empty where it does."""
+    """In a word: illegal, memory, kv, overload, ttft, tpot, answer_tokens, server_tokens, check; empty: it does."""
     memory: MemoryPlan | None = None
     most_requests: int = 0
     """Of the expected length, that hold KV at once."""

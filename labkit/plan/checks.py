@@ -131,6 +131,10 @@ def _always(look: Look) -> Iterator[Check]:
         band = f" (±{outcome.band:.0%})" if outcome.band else ""
         yield Check("all", outcome.metric, status, f"Predicted: {outcome}{band}.", outcome.to_dict(),
                     "" if status != NOT_MEASURED else _load_test(look))  # fmt: skip
+    if candidate.verified is not None:
+        yield Check("all", "simulated", PASSED if candidate.verified["does"] else FAILED,
+                    candidate.verified["sentence"], {name: candidate.verified[name] for name in
+                    ("ttft_ms", "tpot_ms", "kv_peak", "preemptions", "requests")})  # fmt: skip
     problem = look.places.problem
     axes = ", ".join(f"{axis.axis} on {axis.link}" for axis in look.places.axes) or "one GPU: nothing crosses"
     yield Check("all", "placement", FAILED if problem else PASSED, problem or f"{axes}.",

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from labkit.layout import Layout, imbalance, plain_placement
-from labkit.layout.legality import is_legal
 from labkit.plan.case import cost_of_step, decode_work, prefill_work
 from labkit.plan.checks import FAILED, MANY, NOT_MEASURED, PASSED, Check, Look, spoken
+from labkit.plan.choose import without_pcp
 from labkit.plan.cost import step_cost
 from labkit.plan.memory import memory_plan
 
@@ -36,11 +36,6 @@ def pcp_checks(look: Look) -> Iterator[Check]:
                 f"From {at:,} tokens on a prompt is computed faster than without; the p95 prompt has {prompt:,} and "
                 f"takes {spoken(ours)} instead of {spoken(theirs)}.",
                 {"crossover_tokens": at, "prompt_tokens": prompt, "with_s": ours, "without_s": theirs})  # fmt: skip
-
-
-def without_pcp(layout: Layout) -> Layout:
-    ep = 1 if layout.ep == 1 else layout.tp * (layout.dp if layout.attention_dp else 1)
-    return replace(layout, pcp=1, dcp=1, ep=ep, ring=False)
 
 
 def crossover(look: Look, layout: Layout, bare: Layout) -> int | None:
@@ -138,7 +133,3 @@ def _tolerated(look: Look, limit_s: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _step_s(look, middle) <= limit_s else (low, middle)
     return low
-
-
-def ep_is_legal(look: Look) -> bool:
-    return is_legal(look.layout, look.case.spec)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from labkit.layout import AXES, Layout
 from labkit.layout.choices import simplicity
@@ -24,18 +25,41 @@ SAME = 0.03
 """Relative: nearer than the cost model can tell apart two layouts of one model on one device."""
 
 
-def smallest(
-    case: Case, candidates: Sequence[Candidate], limit: Limit, base: Candidate, given: bool = False
-) -> Candidate | None:
-    """The one to take; None where none does. given: the base serves now, so its GPUs are there anyway."""
-    kept = allowed(case, minimal([one for one in candidates if one.does]))
+def smallest(case: Case, candidates: Sequence[Candidate], limit: Limit, base: Candidate) -> Candidate | None:
+    """The one to take; None where none does. The base's GPUs are counted as there: what it starts from needs them."""
+    doing = [one for one in candidates if one.does and pcp_has_its_job(candidates, one)]
+    kept = allowed(case, minimal(doing))
     if not kept:
         return None
-    have = base.num_gpus if given else 0
-    fewest = min(max(one.num_gpus, have) for one in kept)
-    alike = [one for one in kept if max(one.num_gpus, have) == fewest]
+    kept = [one for one in kept if like_those_measured(one.grid)] or kept
+    fewest = min(max(one.num_gpus, base.num_gpus) for one in kept)
+    alike = [one for one in kept if max(one.num_gpus, base.num_gpus) == fewest]
     least = min(changed_axes(base, one) for one in alike)
     return _best(case, [one for one in alike if changed_axes(base, one) == least], limit)
+
+
+def like_those_measured(layout: Layout) -> bool:
+    """Whether its collectives are among as many ranks as the cost model was fitted on (1, 2, 4, 8 …): a group of three
+    or seven is an extrapolation that a choice should not rest on. Replicas and stages have no such groups."""
+    return all(degree & (degree - 1) == 0 for degree in (layout.tp, layout.pcp, layout.dcp, layout.ep))
+
+
+PCP_JOBS = ("ttft", "overload", "kv", "server_tokens")
+
+
+def pcp_has_its_job(candidates: Sequence[Candidate], one: Candidate) -> bool:
+    """Prefill context parallelism is for prompts: without it the same layout holds the model, and misses something that
+    prompts decide. (Its ranks would share out experts as well, which is expert parallelism's job.)"""
+    if one.grid.pcp == 1:
+        return True
+    bare = without_pcp(one.grid)
+    less = next((other for other in candidates if other.layout == bare), None)
+    return less is not None and less.fits and less.fault in PCP_JOBS
+
+
+def without_pcp(layout: Layout) -> Layout:
+    ep = 1 if layout.ep == 1 else layout.tp * (layout.dp if layout.attention_dp else 1)
+    return replace(layout, pcp=1, dcp=1, ep=ep, ring=False)
 
 
 def changed_axes(base: Candidate, other: Candidate) -> int:

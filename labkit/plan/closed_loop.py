@@ -1,10 +1,11 @@
 """TTFT and TPOT of a closed loop in closed form: c requests in flight, each answered one followed by the next.
 
 In one request's life of T seconds the engine prefills everybody's prompt once and takes output − 1 decode steps for
-all. With q the time that a prompt's chunks add to the steps that carry them, t the time of a decode step at the mean
-context, n requests a replica:
-    D = (output − 1) · t(n·D/T) + (n − 1) · (D/T) · q        decoding, interrupted by the others' prompts
-    F = q_own + t/2 + queue · (n − 1) · F/T · q              own chunks, the step under way, prompts ahead
+all. Prompts that arrive during a step are taken into the next one together, so a step that carries prompts carries
+b = λ·s ÷ (1 − e^(−λ·s)) of them, for λ = n/T arrivals a second and s seconds of such a step (Poisson arrivals). With q
+the share of a prompt in what they add, t the time of a decode step at the mean context, n requests a replica:
+    D = (output − 1) · t(n·D/T) + (n − b) · (D/T) · q        decoding, interrupted by the others' prompts
+    F = own steps + t/2 + queue · own                        own chunks, the step under way, prompts ahead
     T = D + F
 solved by iteration. A benchmark that starts its c clients at once has a burst in front: there a prompt waits for half
 of the others. Written with operators only, so that the fit runs it over arrays of rows and a prediction over floats.
@@ -19,7 +20,8 @@ from typing import Any
 from labkit.plan.work import StepWork
 
 Seconds = Callable[[StepWork], Any]
-_ITERATIONS = 12
+_ITERATIONS = 5
+_E = 2.718281828459045
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,43 +56,54 @@ def decode_work(decodes: Any, context: Any, window: Any) -> StepWork:
     )
 
 
-def chunk_work(prompt: Any, chunks: Any, window: Any, decodes: Any, context: Any) -> StepWork:
-    """One of the `chunks` steps of a prompt, the mean one, beside `decodes` running sequences."""
-    pairs = prompt * (prompt + 1) / 2
+def prefill_work(prompt: Any, chunks: Any, prompts: Any, window: Any, decodes: Any, context: Any) -> StepWork:
+    """One of the steps of prompts in `chunks` steps, the mean one, beside `decodes` running sequences. More than one of
+    the `prompts` share a step only where each takes one."""
+    share = prompts / chunks
     inside = smaller(prompt, window)
     window_pairs = inside * (inside + 1) / 2 + (prompt - inside) * inside
     return StepWork(
-        prefill_tokens=prompt / chunks, prefill_seqs=1, prefill_pairs=pairs / chunks,
-        prefill_window_pairs=window_pairs / chunks, prefill_context=prompt * (chunks - 1) / (2 * chunks),
+        prefill_tokens=prompt * share, prefill_seqs=prompts, prefill_pairs=prompt * (prompt + 1) / 2 * share,
+        prefill_window_pairs=window_pairs * share, prefill_context=prompt * (chunks - 1) / (2 * chunks) * prompts,
         decodes=decodes, decode_context=decodes * context, decode_window_context=decodes * smaller(context, window),
-        logits=decodes + 1 / chunks,
+        logits=decodes + share,
     )  # fmt: skip
 
 
 def closed_loop(
     seconds: Seconds, *, prompt: Any, output: Any, requests: Any, budget: Any, window: Any, request_s: Any,
-    queue_share: Any, mixed: Any = 1.0, burst_share: Any = 0.0,
+    queue_share: Any, mixed: Any = 1.0, burst_share: Any = 0.0, wait_steps: Any = 0.0,
+    clump_share: Any = 0.0,
 ) -> Loop:  # fmt: skip
     """`requests`: in flight on a replica. `budget`: tokens of a step. `window`: the model's sliding window (or a number
     above every context). `mixed`: 1 where chunks ride with decodes, 0 where prompts run alone. `burst_share`: of the
-    requests that start together (1 ÷ rounds of a benchmark that starts all its clients at once)."""
+    requests that start together (1 ÷ rounds of a benchmark that starts all its clients at once). `wait_steps`: for how
+    many steps an engine holds a prompt back for others to join it (TensorRT-LLM's batch_wait_timeout_iters).
+    `clump_share`: where all answers are equally long, prompts that were taken together end and come back together: how
+    much of the largest possible batch they keep, 0 where lengths vary."""
     context = prompt + output / 2
     chunks = -(-prompt // larger(budget - mixed * requests, budget / 8))
-    decoding, life = requests * 1.0, 1.0
-    alone = chunks * seconds(chunk_work(prompt, chunks, window, 0.0, context))
-    for _ in range(_ITERATIONS):
+    most = larger(smaller(requests * 1.0, budget / prompt) // 1, 1.0)
+
+    def steps(prompts: Any, decodes: Any) -> Any:
+        return chunks * seconds(prefill_work(prompt, chunks, prompts, window, decodes, context))
+
+    together = request_s + steps(most, 0.0 * requests) * (requests / most + 1) / 2
+    clump = 1 + clump_share * (most - 1)
+    decoding, prompts, life = requests * 1.0, clump, 0.0
+    for turn in range(_ITERATIONS):
         step = seconds(decode_work(decoding, context, window))
-        beside = seconds(chunk_work(prompt, chunks, window, decoding, context))
-        added = mixed * chunks * larger(beside - step, 0 * step) + (1 - mixed) * alone
-        own = mixed * chunks * beside + (1 - mixed) * alone
-        steady = output * step + requests * added + own  # a first guess of T, and a floor of it
-        life = larger(steady, life) if _ == 0 else life
-        others = smaller((requests - 1) * added / life, 0.95 + 0 * step)
-        queue = queue_share * others * own / (1 - queue_share * others)
-        first = request_s + own + step / 2 + queue
-        decode = (output - 1) * step + (requests - 1) * added * larger(life - first, 0 * step) / life
+        own = steps(prompts, mixed * decoding)
+        added = larger(own - mixed * chunks * step, 0.0) / prompts
+        life = output * step + requests * added + own if turn == 0 else life
+        others = larger(requests - prompts, 0.0)
+        ahead = queue_share * smaller(others * added / life, 0.95)
+        queue = own * ahead / (1 - ahead)
+        first = request_s + own + (0.5 + wait_steps) * step + queue
+        decode = (output - 1) * step + others * added * larger(life - first, 0.0) / life
         life = (life + first + decode) / 2
-        decoding = larger(requests * decode / (first + decode), 1.0 + 0 * step)
-    together = request_s + alone * (requests + 1) / 2 + (requests - 1) * 0
+        decoding = larger(requests * decode / (first + decode), 1.0)
+        arrivals = larger(requests / life * own / chunks, 1e-6)
+        prompts = smaller(larger(arrivals / (1 - _E ** (-arrivals)), clump), most)
     ttft = burst_share * larger(together, first) + (1 - burst_share) * first
     return Loop(ttft, decode / (output - 1), ttft - (first - queue), added, together, decoding)

@@ -7,13 +7,25 @@ attention-DP all replicas step together, so the experts see everybody's tokens; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from labkit.layout import Layout, kv_bytes_per_token, require_legal
 from labkit.model.shapes import DTYPE_BYTES, ModelSpec
-from labkit.plan.engine_cost import EngineConstants, axis_seconds, engine_constants, work_seconds
+from labkit.plan.calibration import measured_cost
+from labkit.plan.engine_cost import (
+    GRAPH_TOKENS,
+    EngineConstants,
+    axis_seconds,
+    engine_constants,
+    launch_seconds,
+    not_shorter,
+    work_seconds,
+)
 from labkit.plan.hardware import Hardware
 from labkit.plan.stage_shape import StageShape, stage_shapes
+from labkit.plan.stage_time import stage_time
 from labkit.plan.work import EngineSettings, StepCost, StepWork
 
 PARTS = ("matrices", "experts", "attention", "kv", "head", "elementwise", "overhead")
@@ -33,9 +45,12 @@ def kv_number_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
 
 def step_cost(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str = "vllm",
-    skew: float = EXPERT_SKEW,
+    skew: float = EXPERT_SKEW, version: str = "", graph_tokens: int | None = None,
 ) -> StepCost:  # fmt: skip
-    """The cost of a replica's steps. `skew`: the busiest expert rank's load over the mean's, at least 1.
+    """The cost of a replica's steps. `skew`: the busiest expert rank's load over the mean's beyond what uniform routing
+    gives, at least 1. `version`: of the engine, where its rows were measured. `graph_tokens`: the largest step that its
+    graphs cover, where that is not its default. Of our own engine on the machine at hand: the cost that `labkit
+    calibrate` measured of this model and layout, where it did.
 
     Raises LayoutError when the model does not allow the layout, ValueError when there are too few GPUs.
     """
@@ -44,7 +59,9 @@ def step_cost(
         raise ValueError(f"{layout} needs {layout.world_size} GPUs, and {hardware.name} has {hardware.num_gpus}.")
     if skew < 1:
         raise ValueError(f"skew is {skew}; the busiest rank has at least the mean's load: give 1 or more.")
-    constants = engine_constants(engine)
+    if engine == "labkit" and hardware.device.name == "here" and (measured := measured_cost(layout, spec)) is not None:
+        return measured
+    constants = engine_constants(engine, spec, version)
     number_bytes = kv_number_bytes(spec, settings)
     shapes = stage_shapes(layout, spec, hardware, number_bytes, engine != "labkit")
     handoff = sum(
@@ -55,7 +72,7 @@ def step_cost(
     bandwidth = hardware.device.memory_bandwidth.value
     return RooflineCost(
         shapes, constants, bandwidth, skew, handoff / layout.pp / link.message_bandwidth.value,
-        link.message_latency_s.value,
+        link.message_latency_s.value, GRAPH_TOKENS.get(engine, 0) if graph_tokens is None else graph_tokens,
     )  # fmt: skip
 
 
@@ -69,22 +86,27 @@ class RooflineCost:
     skew: float
     handoff_token_s: float
     handoff_latency_s: float
+    graph_tokens: int = 0
+    """Up to so many tokens of a step, graphs replay what a prompt launches."""
+
+    @cached_property
+    def _stages(self) -> list[Callable[[StepWork], float]]:
+        return [
+            stage_time(shape, self.constants, self.bandwidth, self._skew(shape), self.graph_tokens)
+            for shape in self.shapes
+        ]
 
     def seconds(self, work: StepWork) -> float:
-        return self.constants.step_s + sum(self._stage(shape, work) for shape in self.shapes)
+        return self.constants.step_s + sum(stage(work) for stage in self._stages)
 
     def interval(self, work: StepWork) -> float:
-        return self.constants.step_s + max(self._stage(shape, work) for shape in self.shapes)
-
-    def _stage(self, shape: StageShape, work: StepWork) -> float:
-        found = work_seconds(shape, self.constants, self.bandwidth, work)
-        crossing = sum(axis_seconds(axis, self.constants, work) for axis in shape.axes)
-        return sum(found) + (self._skew(shape) - 1) * found[1] + crossing
+        return self.constants.step_s + max(stage(work) for stage in self._stages)
 
     def _skew(self, shape: StageShape) -> float:
         return self.skew if shape.expert_spread > 1 else 1.0
 
     def parts(self, work: StepWork) -> dict[str, float]:
+        """Waiting for the host's launches counts as overhead."""
         total = dict.fromkeys(PARTS, 0.0)
         total["overhead"] = self.constants.step_s
         for shape in self.shapes:
@@ -92,6 +114,11 @@ class RooflineCost:
             found["experts"] *= self._skew(shape)
             for axis in shape.axes:
                 found[axis.axis] = axis_seconds(axis, self.constants, work)
+            busy = sum(found.values())
+            if work.prefill_tokens:
+                found["overhead"] += not_shorter(
+                    busy, launch_seconds(shape, self.constants), work, self.graph_tokens
+                ) - busy
             for part, seconds in found.items():
                 total[part] = total.get(part, 0.0) + seconds
         return {part: seconds for part, seconds in total.items() if seconds}

@@ -30,6 +30,9 @@ from labkit.plan.findings import (
 from labkit.plan.objective import Outcome, PlanObjective, judge
 from labkit.plan.signals import Signals, read_signals
 
+ALONE = 1.2
+"""Prompts of a step, on average: with more, what a prompt's steps took was others' work too."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -168,7 +171,8 @@ def _load_of(
         return "low"
     if metric.metric == "ttft" and signals.tells_parts:
         own = sum(signals.parts_ms["ttft"].values()) - (signals.part_ms("ttft", "queue") or 0.0)
-        return "low" if own > metric.limit and not (signals.mixed_share or 0.0) >= DOMINANT else NOT_MEASURED
+        beside = (signals.mixed_share or 0.0) >= DOMINANT or (signals.prompts_together or 1.0) > ALONE
+        return "low" if own > metric.limit and not beside else NOT_MEASURED
     return NOT_MEASURED
 
 

@@ -1,10 +1,11 @@
 """How much of a device an engine reaches, and what it adds: few constants a family of engines, and the one formula.
 
 A part of a step that reads B bytes and computes F operations takes (m^p + c^p)^(1/p), with m = B ÷ (bandwidth ·
-efficiency), c = F ÷ (rate · efficiency): a roofline whose corner is round (Williams, Waterman, Patterson 2009, with the
-corner of measured kernels). The constants stand in data/fitted/engines.toml with their residual, fitted by
-`labkit.plan.fit_serving` on measured TTFT and TPOT of real engines. The formula is written with operators only, so
-that the fit runs it over arrays of rows and a step cost over plain floats.
+efficiency), c = F ÷ (rate · efficiency): a roofline whose corner is round (Williams, Waterman, Patterson 2009). A step
+that carries a prompt cannot be shorter than its launches from the host, with a corner as round. Constants are a base
+times a factor for each class that a row is of (engine, version, format of the experts, latent attention …); they stand
+in data/fitted/engines.toml with their residual, fitted by `labkit.plan.fit_serving` on TTFT and TPOT of real engines.
+The formula is written with operators only, so that the fit runs it over arrays of rows and a step cost over floats.
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from labkit.model.shapes import ModelSpec
 from labkit.paths import data_dir
 
 ENGINES = ("vllm", "sglang", "trtllm", "labkit")
+LAUNCH_CORNER = 4
+GRAPH_TOKENS = {"vllm": 512}
+"""Tokens of a step up to which an engine's graphs cover prompts too: vLLM's largest captured size, by default."""
+MAX_OF_NORMALS = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424, 16: 1.766, 32: 2.070}
+"""Expected maximum of n standard normals: how far the busiest of n expert ranks is above the mean, in deviations."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConstants:
-    """One engine's. Efficiencies are shares of the datasheet's rate; `*_s` are seconds."""
+    """Of one engine and class of model. Efficiencies are shares of the datasheet's rate; `*_s` are seconds."""
 
     weight_efficiency: float
     """Of the memory bandwidth, reading dense weights."""
     expert_efficiency: float
-    """The same for routed experts."""
+    """The same for routed experts as wide as they come."""
     kv_efficiency: float
     """The same for keys and values of decodes."""
     matrix_efficiency: float
@@ -44,9 +51,14 @@ class EngineConstants:
     layer_s: float
     """Launches and small kernels of a layer."""
     expert_layer_s: float
-    """More of them in a layer with experts."""
-    prefill_step_s: float
-    """More in a step with prompt tokens (no CUDA graph)."""
+    """More of them in a layer with experts, with latent attention, with linear attention."""
+    latent_layer_s: float
+    linear_layer_s: float
+    prefill_layer_s: float
+    """Host time of a layer's launches where no CUDA graph replays them: steps with prompt tokens."""
+    prefill_expert_layer_s: float
+    prefill_latent_layer_s: float
+    prefill_linear_layer_s: float
     sequence_s: float
     """Host work of one sequence in a step."""
     reduce_s: float
@@ -56,7 +68,11 @@ class EngineConstants:
     request_token_s: float
     """The same for each prompt token."""
     queue_share: float
-    """How much of a queue's length an arriving prompt waits for; 0 where arrivals are spaced by the loop itself."""
+    """How much of the prompts ahead an arriving prompt waits for."""
+    clump_share: float
+    """Of the largest batch of prompts: how many stay together where all answers are equally long."""
+    thin_columns: float
+    """Columns at which an expert's matrices are so thin that half of the efficiency is left."""
 
 
 def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any) -> tuple[Any, ...]:
@@ -70,27 +86,55 @@ def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any) -> tuple[Any, ..
         shape.dense_bytes / (bandwidth * c.weight_efficiency),
         shape.dense_flops * tokens / (shape.dense_rate * c.matrix_efficiency), p,
     )  # fmt: skip
-    touched = 1 - shape.expert_miss ** (tokens * shape.expert_replicas)
-    experts = _corner(
-        shape.expert_bytes * touched / (bandwidth * c.expert_efficiency),
-        shape.expert_flops * tokens / (shape.expert_rate * c.expert_matrix_efficiency), p,
-    )  # fmt: skip
+    experts = _expert_seconds(shape, c, bandwidth, tokens)
     pairs = work.prefill_pairs * shape.pair_flops + work.prefill_window_pairs * shape.window_pair_flops
     attention = pairs * shape.prefill_share / (shape.attention_rate * c.attention_efficiency)
     context = (work.decode_context + work.prefill_context) * shape.context_bytes
     window = (work.decode_window_context + work.prefill_context) * shape.window_context_bytes
-    kv = (context + window) / (bandwidth * c.kv_efficiency)
+    kv = (context + window + work.decodes * shape.state_bytes) / (bandwidth * c.kv_efficiency)
     head = _corner(
         shape.head_bytes / (bandwidth * c.weight_efficiency),
         shape.head_flops * work.logits / (shape.head_rate * c.matrix_efficiency), p,
     )  # fmt: skip
     elementwise = c.hidden_passes * shape.hidden_bytes * tokens / bandwidth
-    prefilling = work.prefill_tokens / (work.prefill_tokens + 1)  # 0 without, 1 with prompt tokens
     overhead = (
-        c.layer_s * shape.layers + c.expert_layer_s * shape.moe_layers
-        + c.sequence_s * (work.decodes + work.prefill_seqs) + c.prefill_step_s * prefilling
+        c.layer_s * shape.layers + c.expert_layer_s * shape.moe_layers + c.latent_layer_s * shape.latent_layers
+        + c.linear_layer_s * shape.linear_layers + c.sequence_s * (work.decodes + work.prefill_seqs)
     )  # fmt: skip
     return matrices, experts, attention, kv, head, elementwise, overhead
+
+
+def _expert_seconds(shape: Any, c: Any, bandwidth: Any, tokens: Any) -> Any:
+    """Weights of the experts that the tokens touch, E(1 − (1 − k/E)^T) under uniform routing, on the busiest rank."""
+    seen = tokens * shape.expert_replicas
+    touched = 1 - shape.expert_miss**seen
+    spread = shape.expert_spread_normal
+    busiest = touched + spread * ((touched * (1 - touched) + 1e-12) / shape.experts_here) ** 0.5
+    busiest = (busiest + 1 - abs(busiest - 1)) / 2
+    expected = seen * (1 - shape.expert_miss) * shape.experts_here + 1e-6  # (token, expert) pairs of the rank
+    skew = 1 + spread / expected**0.5
+    skew = (skew + 3 - abs(skew - 3)) / 2
+    thin = shape.expert_columns / (shape.expert_columns + c.thin_columns)
+    return _corner(
+        shape.expert_bytes * busiest / (bandwidth * c.expert_efficiency * thin),
+        shape.expert_flops * tokens * skew / (shape.expert_rate * c.expert_matrix_efficiency * thin), c.corner,
+    )  # fmt: skip
+
+
+def launch_seconds(shape: Any, c: Any) -> Any:
+    """Host time of the launches of a step with prompt tokens."""
+    return (
+        c.prefill_layer_s * shape.layers + c.prefill_expert_layer_s * shape.moe_layers
+        + c.prefill_latent_layer_s * shape.latent_layers + c.prefill_linear_layer_s * shape.linear_layers
+    )  # fmt: skip
+
+
+def not_shorter(seconds: Any, launches: Any, work: Any, graph_tokens: Any = 0) -> Any:
+    """A stage's time, at least that of its launches where there are prompt tokens; the corner is round. `graph_tokens`:
+    up to so many tokens of a step a graph replays the launches."""
+    prefilling = work.prefill_tokens / (work.prefill_tokens + 1)  # 0 without, 1 with prompt tokens
+    prefilling = prefilling * (work.prefill_tokens + work.decodes > graph_tokens)
+    return (seconds**LAUNCH_CORNER + (launches * prefilling) ** LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
 
 
 def axis_seconds(axis: Any, c: Any, work: Any) -> Any:
@@ -109,33 +153,61 @@ def _corner(memory: Any, compute: Any, power: Any) -> Any:
     return (memory**power + compute**power) ** (1 / power)
 
 
+# ---- the fitted file
+
+
+def classes(engine: str, spec: ModelSpec, version: str = "") -> dict[str, str]:
+    """Kind of class → the one that a row is of."""
+    dense_bits = spec.quantization.bits if spec.quantization and spec.quantization.covers("attention") else 16
+    expert_bits = "none"
+    if spec.moe:
+        quantised = spec.quantization and spec.quantization.covers("experts")
+        expert_bits = str(spec.quantization.bits if quantised and spec.quantization else 16)
+    return {
+        "engine": engine, "version": f"{engine} {version}", "experts": f"{engine} {expert_bits}",
+        "latent": "yes" if spec.mla else "no", "bits": str(dense_bits),
+    }  # fmt: skip
+
+
 def fitted_file() -> Path:
     return data_dir() / "fitted" / "engines.toml"
 
 
-def engine_constants(engine: str) -> EngineConstants:
-    """The constants of an engine, as fitted. Raises ValueError for an unknown one."""
-    if engine not in ENGINES:
-        raise ValueError(f"{engine!r} is no engine that was measured: choose one of {', '.join(ENGINES)}.")
+def fitted_table() -> dict[str, Any]:
     file = fitted_file()
-    table = read_fitted(file, file.stat().st_mtime_ns)
-    given = {**table["usual"], **table.get(engine, {})}
-    return EngineConstants(**{each.name: float(given[each.name]["value"]) for each in fields(EngineConstants)})
+    return _read(file, file.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def read_fitted(file: Path, mtime_ns: int) -> dict[str, Any]:
-    """The tables of engines.toml; `mtime_ns` so that a file that was fitted anew is read anew."""
+def _read(file: Path, mtime_ns: int) -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def error_bands(spec: Any, hardware: Any, engine: str) -> tuple[float, float]:
-    """(TTFT, TPOT) relative errors to expect: of this engine's rows with the model left out; half as much again for a
-    GPU or a kind of model (dense, experts, latent attention) that no row has."""
-    file = fitted_file()
-    table = read_fitted(file, file.stat().st_mtime_ns).get("bands", {})
+@lru_cache(maxsize=512)
+def engine_constants(engine: str, spec: ModelSpec | None = None, version: str = "") -> EngineConstants:
+    """The constants of an engine for a model's class, as fitted; a class that was not measured has the factor 1.
+
+    Raises ValueError for an engine that is unknown.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"{engine!r} is no engine that was measured: choose one of {', '.join(ENGINES)}.")
+    table = fitted_table()
+    mine = classes(engine, spec, version) if spec else {"engine": engine}
+    values = {}
+    for each in fields(EngineConstants):
+        value = float(table["base"][each.name]["value"])
+        for kind, name in mine.items():
+            value *= float(table.get("factors", {}).get(kind, {}).get(name, {}).get(each.name, 1.0))
+        values[each.name] = value
+    return EngineConstants(**values)
+
+
+def error_bands(spec: ModelSpec, device: str, engine: str) -> tuple[float, float]:
+    """(TTFT, TPOT) relative errors to expect: of this engine's rows with the model left out, of models of this kind
+    where there were some; half as much again for a GPU or a kind of model that no row has."""
+    table = fitted_table().get("bands", {})
     kind = "latent" if spec.mla else "experts" if spec.moe else "dense"
-    bands = table.get(f"{engine}-{kind}") or table.get(engine) or table.get("all", {"ttft": 0.5, "tpot": 0.4})
-    seen = hardware.device.name in table.get("gpus", ()) and f"{engine}-{kind}" in table
-    widened = 1.0 if seen else 1.5
-    return bands["ttft"] * widened, bands["tpot"] * widened
+    name = f"{engine} {kind}"
+    band = table.get(name) or table.get(engine) or table["all"]
+    widened = 1.0 if name in table and device in table["gpus"] else 1.5
+    return band["ttft"] * widened, band["tpot"] * widened

@@ -58,6 +58,8 @@ def _queue(signals: Signals, missed: list[Outcome]) -> Finding:
         figures = {"waiting": signals.waiting}
         state = SHORT if signals.waiting >= 1 else ENOUGH
         return Finding(QUEUE, state, f"{signals.waiting:.1f} requests wait in the engine on average.", figures)
+    if signals.one_at_a_time:
+        return Finding(QUEUE, ENOUGH, "No more requests than replicas are in flight: there is nothing to wait for.")
     if signals.growing:
         return Finding(QUEUE, SHORT, "The requests in flight grow all through the run, and TTFT with them.")
     return Finding(QUEUE, NOT_MEASURED, "Nothing tells how long a request waits in this server before its first step.",

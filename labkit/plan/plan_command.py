@@ -40,7 +40,7 @@ def plan(
     length_scale: Annotated[float, typer.Option(help="Multiply the workload's lengths (ours are a tenth).")] = 1.0,
     engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm or labkit.")] = "vllm",
     price: Annotated[float | None, typer.Option(help="$ per GPU and hour.")] = None,
-    run: Annotated[str, typer.Option(help="A stored run to begin from: diagnosed, its load and layout taken.")] = "",
+    run: Annotated[str, typer.Option(help="A stored run, or last: diagnosed, its load and layout taken.")] = "",
     layout: Annotated[str, typer.Option(help="What serves now; by default nothing (or the run's).")] = "",
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a step, as the engine is set.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,

@@ -76,6 +76,8 @@ def _chosen(advice: Advice) -> Iterator[Any]:
         return
     yield Text.from_markup(f"[bold green]{escape(str(chosen.layout))}[/bold green] on {chosen.num_gpus} "
                            f"GPU{'s' if chosen.num_gpus > 1 else ''} ({advice.kind})")  # fmt: skip
+    if not chosen.does:
+        yield Text(f"  Nothing passes all; this comes nearest. {chosen.reason}", style="red")
     changed = settings_changed(advice.case.settings, chosen.settings)
     if changed:
         yield Text("  with " + ", ".join(f"{name} {value}" for name, value in changed.items()))
@@ -93,8 +95,6 @@ def _figures(advice: Advice, chosen: Candidate) -> Iterator[str]:
           f"KV holds {chosen.most_requests} such requests, {found.concurrency:.0f} in flight"  # fmt: skip
     if chosen.cost_per_million is not None:
         yield f"  ${chosen.cost_per_million:.2f} for a million output tokens at ${advice.case.price} a GPU and hour"
-    if chosen.verified:
-        yield f"  {chosen.verified['sentence']}"
     for axis, why in advice.jobs.items():
         yield f"  {axis}: {why}"
 

@@ -14,7 +14,7 @@ from typing import Any
 from labkit.layout import Layout
 from labkit.model.shapes import ModelSpec
 from labkit.plan.closed_loop import Loop, closed_loop
-from labkit.plan.cost import step_cost
+from labkit.plan.cost import RooflineCost, step_cost
 from labkit.plan.engine_cost import engine_constants, error_bands
 from labkit.plan.hardware import Hardware
 from labkit.plan.work import EngineSettings, StepCost, StepWork
@@ -71,6 +71,12 @@ def step_seconds(cost: StepCost, layout: Layout) -> object:
     return seconds
 
 
+def _source(cost: StepCost | None, engine: str) -> str:
+    """Which cost model speaks."""
+    fitted = cost is None or isinstance(cost, RooflineCost)
+    return f"roofline and collectives, fitted for {engine}" if fitted else "the step cost given"
+
+
 def _capacity(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str, prompt: float,
     output: float,
@@ -82,38 +88,47 @@ def _capacity(
     if not plan.fits:
         raise ValueError(plan.reason)
     held = RESERVED_OUTPUT[engine] if settings.policy == "vllm" else 1.0
-    each = math.ceil((prompt + held * output) / plan.block_size) * plan.block_size
-    return min(float(settings.max_num_seqs), plan.kv_blocks * plan.block_size / each)
+    fits = plan.most_requests(math.ceil(prompt + held * output)) / layout.dp
+    if fits < 1:
+        raise ValueError(plan.verdict(1, math.ceil(prompt + output)).reason)
+    return min(float(settings.max_num_seqs), fits)
 
 
 def _loop(
     cost: StepCost, layout: Layout, spec: ModelSpec, settings: EngineSettings, engine: str, prompt: float,
-    output: float, requests: float, rounds: int,
+    output: float, requests: float, rounds: int, version: str, wait_steps: float = 0.0,
+    exact_lengths: bool = False,
 ) -> Loop:  # fmt: skip
-    constants = engine_constants(engine)
+    constants = engine_constants(engine, spec, version)
     return closed_loop(
         step_seconds(cost, layout), prompt=prompt, output=max(2.0, output), requests=max(1.0, requests),  # type: ignore[arg-type]
         budget=settings.max_num_batched_tokens, window=spec.sliding_window or _NO_WINDOW,
         request_s=constants.request_s + constants.request_token_s * prompt, queue_share=constants.queue_share,
         mixed=0.0 if engine == "sglang" else 1.0, burst_share=1 / rounds if rounds else 0.0,
+        wait_steps=wait_steps, clump_share=constants.clump_share if exact_lengths else 0.0,
     )  # fmt: skip
 
 
 def predict_closed(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, *, prompt_tokens: float,
     output_tokens: float, concurrency: float, engine: str = "vllm", rounds: int = 0, cost: StepCost | None = None,
+    version: str = "", wait_steps: float = 0.0, exact_lengths: bool = False,
 ) -> Prediction:  # fmt: skip
     """A closed loop of `concurrency` requests over all replicas. `rounds`: requests a client sends after starting with
-    all others at once, as benchmarks do; 0: the steady state. `cost`: instead of the fitted one.
+    all others at once, as benchmarks do; 0: the steady state. `cost`: instead of the fitted one. `version`: of the
+    engine, where its rows were measured. `exact_lengths`: all answers are equally long.
 
     Raises ValueError when the model does not fit, LayoutError when it does not allow the layout.
     """
-    source = f"roofline and collectives, fitted for {engine}" if cost is None else "the step cost given"
-    cost = cost or step_cost(layout, spec, hardware, settings, engine)
+    source = _source(cost, engine)
+    cost = cost or step_cost(layout, spec, hardware, settings, engine, version=version)
     room = _capacity(layout, spec, hardware, settings, engine, prompt_tokens, output_tokens)
     each = concurrency / layout.dp
     held = min(each, room)
-    loop = _loop(cost, layout, spec, settings, engine, prompt_tokens, output_tokens, held, rounds)
+    loop = _loop(
+        cost, layout, spec, settings, engine, prompt_tokens, output_tokens, held, rounds, version, wait_steps,
+        exact_lengths,
+    )  # fmt: skip
     life = loop.ttft_s + (output_tokens - 1) * loop.tpot_s
     waiting = max(0.0, each / held - 1) * life
     rate = layout.dp * held / life
@@ -125,18 +140,18 @@ def predict_closed(
 
 def predict_open(
     layout: Layout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, *, prompt_tokens: float,
-    output_tokens: float, rate: float, engine: str = "vllm", cost: StepCost | None = None,
+    output_tokens: float, rate: float, engine: str = "vllm", cost: StepCost | None = None, version: str = "",
 ) -> Prediction:  # fmt: skip
     """Poisson arrivals at `rate` a second over all replicas: the closed loop whose throughput is the rate, and the
     queue of an M/D/1 prefill server in front. Where more arrives than is served, TTFT and queue are infinite."""
-    source = f"roofline and collectives, fitted for {engine}" if cost is None else "the step cost given"
-    cost = cost or step_cost(layout, spec, hardware, settings, engine)
+    source = _source(cost, engine)
+    cost = cost or step_cost(layout, spec, hardware, settings, engine, version=version)
     room = _capacity(layout, spec, hardware, settings, engine, prompt_tokens, output_tokens)
     own = rate / layout.dp
     low, high = 0.0, room
 
     def loop_at(requests: float) -> tuple[Loop, float]:
-        loop = _loop(cost, layout, spec, settings, engine, prompt_tokens, output_tokens, requests, 0)
+        loop = _loop(cost, layout, spec, settings, engine, prompt_tokens, output_tokens, requests, 0, version)
         return loop, max(requests, 1e-9) / (loop.ttft_s + (output_tokens - 1) * loop.tpot_s)
 
     loop, most = loop_at(room)
@@ -172,7 +187,7 @@ def _prediction(
             ttft[name] = 1e3 * (waiting + 2 * loop.burst_s * (share - 1 + burst_share) / burst_share)
         spread = _NORMAL[name] * math.sqrt(prompts) * loop.prefill_s / max(1.0, output - 1) * (1.0 if random else 0.5)
         tpot[name] = 1e3 * (loop.tpot_s + spread)
-    bands = error_bands(spec, hardware, engine)
+    bands = error_bands(spec, hardware.device.name, engine)
     return Prediction(
         ttft, tpot, rate, rate * output, concurrency, full, 1e3 * queue, source, bands[0], bands[1]
     )

@@ -22,6 +22,7 @@ GROUPS = {
     "tpot": "TPOT is missed",
     "answer_tokens": "one answer is too slow",
     "server_tokens": "the server's tokens per second are too few",
+    "check": "fails a check before it is deployed",
     "larger": "meets every wish on more GPUs",
     "more axes": "meets every wish with more axes, or less of what is short",
 }
@@ -45,8 +46,10 @@ def why_not(candidate: Candidate, chosen: Candidate | None) -> str:
         more = candidate.num_gpus - chosen.num_gpus
         gpus = f"{more} GPU{'s' if more > 1 else ''}"
         return f"{candidate.layout} meets every wish, with {gpus} more than {chosen.layout}."
+    if candidate.num_gpus < chosen.num_gpus:
+        return f"{candidate.layout} meets every wish on fewer GPUs, by another way to hold the model: more changes."
     return (
-        f"{candidate.layout} meets every wish, on no more GPUs; {chosen.layout} does it with fewer axes, without slow "
+        f"{candidate.layout} meets every wish on as many GPUs; {chosen.layout} does it with fewer axes, without slow "
         "links for frequent collectives, or with more of what was short."
     )
 

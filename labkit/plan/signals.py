@@ -53,6 +53,10 @@ class Signals:
     """Whether the requests in flight grew all through the run."""
     in_flight: float | None = None
     """Requests in the server, on average."""
+    one_at_a_time: bool = False
+    """A closed loop of no more requests than replicas."""
+    prompts_together: float | None = None
+    """Prompts of a step that carries any, on average."""
     num_replicas: int = 1
     weights_share: float | None = None
     """Of what a rank has for weights and KV, the fullest rank's weights."""
@@ -81,6 +85,7 @@ def read_signals(summary: Mapping[str, Any], run: RunLike | None = None, percent
         "kv_use_max": _gauge(metrics, "kv_use", "max"),
         "preemptions": None if metrics.get("preemptions") is None else round(metrics["preemptions"]),
         "num_replicas": _replicas(summary),
+        "one_at_a_time": 0 < (summary.get("concurrency") or 0) <= _replicas(summary),
         **_steps_told(summary),
         **_memory_told(summary),
     }
@@ -163,11 +168,13 @@ def _from_steps(summary: Mapping[str, Any], run: RunLike) -> dict[str, Any]:
     steps = [step for step in run.step_records if window.start_ns <= step.end_ns <= window.end_ns]
     rows = [record.server for record in counted(run.records, run.window) if record.server]
     with_decodes = [step for step in steps if step.num_decode_seqs]
+    prompts = [step.num_prefill_seqs for step in steps if step.num_prefill_seqs]
     spent = sum(step.end_ns - step.start_ns for step in with_decodes)
     mixed = sum(step.end_ns - step.start_ns for step in with_decodes if phase_of(step) == "mixed")
     return {
         "preemptions": sum(times.num_preemptions for times in rows) if rows else None,
         "mixed_share": mixed / spent if spent else None,
+        "prompts_together": sum(prompts) / len(prompts) if prompts else None,
         "running_max": max((step.num_prefill_seqs + step.num_decode_seqs for step in steps), default=None),
         "full_seqs": _full(steps, summary, "max_num_seqs"),
         "full_budget": _full(steps, summary, "max_num_batched_tokens"),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from labkit.plan.sim_scheduler import SimPlan
+from labkit.plan.sim_plan import SimPlan
 from labkit.plan.work import StepWork
 
 
@@ -45,23 +45,24 @@ class DecodeTable:
 
     def __init__(self, measure: Callable[[StepWork], float], window: int = 0) -> None:
         self._measure, self._window = measure, window
-        self._knots: dict[tuple[int, int], float] = {}
+        self._pieces: dict[tuple[int, int], tuple[float, float]] = {}
+        """By number and first knot: seconds there, and how they grow by a token up to the next."""
 
     def of(self, num: int, context: int) -> float:
-        width = 1 << max(0, context.bit_length() - 5)
-        low = context - context % width
-        at_low = self._knot(num, low)
-        if low == context:
-            return at_low
-        return at_low + (self._knot(num, low + width) - at_low) * ((context - low) / width)
+        shift = context.bit_length() - 5
+        low = context >> shift << shift if shift > 0 else context
+        piece = self._pieces.get((num, low))
+        if piece is None:
+            piece = self._pieces[num, low] = self._piece(num, low, 1 << max(0, shift))
+        return piece[0] + piece[1] * (context - low)
 
-    def _knot(self, num: int, context: int) -> float:
-        value = self._knots.get((num, context))
-        if value is None:
-            inside = min(context, num * self._window) if self._window else context
-            work = StepWork(decodes=num, decode_context=context, decode_window_context=inside, logits=num)
-            value = self._knots[num, context] = self._measure(work)
-        return value
+    def _piece(self, num: int, low: int, width: int) -> tuple[float, float]:
+        at_low = self._at(num, low)
+        return at_low, (self._at(num, low + width) - at_low) / width
+
+    def _at(self, num: int, context: int) -> float:
+        inside = min(context, num * self._window) if self._window else context
+        return self._measure(StepWork(decodes=num, decode_context=context, decode_window_context=inside, logits=num))
 
 
 @dataclass(slots=True)

@@ -18,10 +18,10 @@ from labkit.engine.plan import StepPlan
 from labkit.engine.request import Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
 from labkit.plan.sim_cost import DecodeTable, work_of
+from labkit.plan.sim_plan import SimPlan, counted
 from labkit.plan.sim_pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Answer, Job
-from labkit.plan.sim_scheduler import SimPlan, counted
 from labkit.plan.work import StepCost
 
 MAX_ROUND_STEPS = 256

@@ -73,23 +73,21 @@ class _Found(Sequence[int]):
 
 
 class CountedPool(BlockPool):
-    """Numbers alone. A segment is [blocks still cached, where]; those at the front of the queue are evicted first."""
+    """Numbers alone. A segment is [blocks still cached] of one request; those in front are evicted first."""
 
+    num_free = 0  # a plain number here: it is read several times a step
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
         self.num_blocks, self.block_size, self.prefix_cache = num_blocks, block_size, prefix_cache
-        self._num_empty, self._num_free = num_blocks, num_blocks
+        self._num_empty = num_blocks
+        self.num_free = num_blocks
         self._segments: deque[list[Any]] = deque()
 
     @property
-    def num_free(self) -> int:
-        return self._num_free
-
-    @property
     def num_cached(self) -> int:
-        return self._num_free - self._num_empty
+        return self.num_free - self._num_empty
 
     def allocate(self, count: int) -> Any:
-        self._num_free -= count
+        self.num_free -= count
         if count <= self._num_empty:
             self._num_empty -= count
             return range(count)
@@ -109,17 +107,15 @@ class CountedPool(BlockPool):
     def release(self, blocks: Any) -> None:
         held: Held = blocks
         count, full = held.count, held.full if self.prefix_cache else 0
-        self._num_free += count
+        self.num_free += count
         self._num_empty += count - full
         if full:
-            segment = [full, self]
+            held.segment = segment = [full]
             self._segments.append(segment)
-            if held.owner is not None:
-                held.owner.segment = segment
 
     def match(self, tokens: Any, max_blocks: int) -> Any:
-        segment = None if type(tokens) is range else tokens.segment
-        if segment is None or segment[1] is not self or not segment[0]:
+        segment = None if type(tokens) is range else tokens.blocks.segment
+        if segment is None or not segment[0]:
             return ()
         return _Found(segment, min(segment[0], max_blocks))
 
@@ -129,33 +125,46 @@ class CountedPool(BlockPool):
     def hold(self, blocks: Any) -> int:
         if blocks:
             blocks.segment[0] -= blocks.num
-            self._num_free -= blocks.num
+            self.num_free -= blocks.num
         return ROOT
 
     def lend(self, count: int) -> None:
         self.allocate(count)
 
     def give(self, job: Job, count: int) -> None:
-        held: Held = cast(Any, job.blocks)
+        held: Any = job.blocks
         held.count += count
 
 
-class CountedLedger(Ledger):
+class SimLedger(Ledger):
+    """The engine's. expects: whether anybody asks how long answers will be (a router, or a policy that promises)."""
+
+    expects = True
+
+    def _expected_tokens(self, request: Request) -> int:
+        return super()._expected_tokens(request) if self.expects else cast(Job, request).final
+
+    def leave(self, request: Request, answered: bool) -> None:
+        super().leave(request, answered and self.expects)
+
+
+class CountedLedger(SimLedger):
     """Over a CountedPool: publishing is remembering how many blocks are full."""
 
     def publish(self, request: Request, num_computed: int) -> None:
         full = num_computed // self.pool.block_size
         if full > request.num_published:
             request.num_published = full
-        cast(Any, request.blocks).full = request.num_published
+        held: Any = request.blocks
+        held.full = request.num_published
 
     def keep(self, request: Request) -> Kept:
         kept = super().keep(request)
-        request.blocks = cast(Any, Held(cast(Job, request)))
+        request.blocks = cast(Any, Held())
         return kept
 
 
-class KeyedLedger(Ledger):
+class KeyedLedger(SimLedger):
     """Over a KeyedPool."""
 
     def publish(self, request: Request, num_computed: int) -> None:

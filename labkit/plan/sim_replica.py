@@ -21,6 +21,8 @@ class SimReplica(Replica):
         self.unseen: list[Job] = []
         """Have come, and the scheduler has not looked since."""
         self.peak_blocks = self.used_blocks = self.waiting = 0
+        self.noted_blocks = max(1, self.scheduler.pool.num_blocks // 200)
+        """A change of the KV cache that is worth a note for its use over time: half a hundredth."""
 
     def note_use(self) -> None:
         pool = self.scheduler.pool

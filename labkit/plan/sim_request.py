@@ -49,11 +49,12 @@ class Answer:
 class Held:
     """Blocks of one request of which only the number is known."""
 
-    __slots__ = ("count", "full", "owner")
+    __slots__ = ("count", "full", "segment")
 
-    def __init__(self, owner: Job | None = None) -> None:
+    def __init__(self) -> None:
         self.count = self.full = 0
-        self.owner = owner
+        self.segment: list[Any] | None = None
+        """What a counted pool still caches of them after they were given back."""
 
     def __len__(self) -> int:
         return self.count
@@ -99,11 +100,12 @@ def _params(output_tokens: int) -> SamplingParams:
 class Job(Request):
     """A request on its way through the simulator; `index` is its place in what was asked."""
 
-    __slots__ = ("index", "final", "order", "since", "slot", "is_promised", "segment")
+    __slots__ = ("index", "final", "num_prompt", "order", "since", "slot", "is_promised")
 
     index: int
     final: int
     """KV tokens at its end."""
+    num_prompt: int
     order: int
     """Grows with each admission of its replica."""
     since: int
@@ -111,8 +113,6 @@ class Job(Request):
     slot: int
     """It takes a block at each tick that leaves this over when divided by the block size."""
     is_promised: bool
-    segment: list[Any] | None
-    """What a counted pool still caches of it."""
 
     def __init__(self, index: int, asked: SimRequest, counted: bool) -> None:
         output = asked.output_tokens
@@ -121,7 +121,8 @@ class Job(Request):
         self.prompt = cast(Any, range(asked.prompt_tokens) if counted else Prompt(asked, index))
         self.params = _params(output)
         self.output = cast(Any, Answer())
-        self.blocks = cast(Any, Held(self) if counted else array("i"))
+        self.blocks = cast(Any, Held() if counted else array("i"))
+        self.num_prompt = asked.prompt_tokens
         self.final = asked.prompt_tokens + output - 1
         self.phase = Phase.WAITING
         self.num_computed = self.num_cached = self.in_flight = self.arriving = self.num_preemptions = 0
@@ -130,7 +131,12 @@ class Job(Request):
         self.replica = -1
         self.routed_because = ""
         self.aborted = self.is_promised = False
-        self.finish_reason = self.segment = None
+        self.finish_reason = None
+
+    @property
+    def num_tokens(self) -> int:
+        answer: Any = self.output
+        return self.num_prompt + answer.count
 
     def tokens(self, start: int, stop: int) -> Any:
         """Itself: the simulator's pools ask a prompt for keys, never for tokens."""

@@ -41,6 +41,10 @@ class Routing:
         }
         self._only = self._beginning[0] if len(self._beginning) == 1 and not self._decoding else None
 
+    @property
+    def has_boards(self) -> bool:
+        return bool(self._boards)
+
     @staticmethod
     def _board(replicas: Sequence[SimReplica], policy: str) -> Board | None:
         staged = any(isinstance(replica.unit, StagedUnit) for replica in replicas)
@@ -81,37 +85,49 @@ class Routing:
 
 
 class Board:
-    """What replicas have to do, as columns; the work of one in a run falls with each step planned."""
+    """What replicas have to do, as columns; in a run it falls with each step planned (see `Pace.begun`)."""
 
     def __init__(self, replicas: Sequence[SimReplica]) -> None:
         self.replicas = replicas
         self._place = {replica.index: place for place, replica in enumerate(replicas)}
         count = len(replicas)
-        self._load, self._each, self._num, self._start = (np.zeros(count) for _ in range(4))
-        self._half, self._square, self._slope = np.ones(count), np.ones(count), np.zeros(count)
-        self._lead = np.zeros(count)
-        """1 where a step is planned when the one before it begins."""
+        self._load, self._each, self._start, self._slope = (np.zeros(count) for _ in range(4))
+        self._num, self._half, self._square = (np.ones(count) for _ in range(3))
+        self._lead = float(replicas[0].unit.ahead)
+        """1: a step is planned when the one before it begins."""
+        self._passed, self._begun = np.zeros(count), np.zeros(count)
         self._next = 0
 
     def note(self, replica: SimReplica) -> None:
         place, unit, scheduler = self._place[replica.index], replica.unit, replica.scheduler
-        self._load[place] = scheduler.ledger.load_tokens
-        pace = unit.pace
+        pace, load = unit.pace, scheduler.ledger.load_tokens
         if pace.num == 1:
-            self._num[place] = 0
+            self._load[place], self._each[place], self._num[place] = load, 0.0, 1.0
             return
-        half = pace.first - pace.slope / 2
-        self._num[place], self._start[place], self._each[place] = pace.num, unit.start, scheduler.num_counted
-        self._half[place], self._square[place], self._slope[place] = half, half * half, 2 * pace.slope
-        self._lead[place] = unit.ahead
+        half, each = pace.first / 2 - pace.slope / 4, scheduler.num_counted
+        self._load[place], self._each[place], self._num[place] = load + each, each, pace.num
+        self._start[place], self._half[place], self._square[place] = unit.start, half, half * half
+        self._slope[place] = pace.slope / 2
 
     def choose(self, now: float) -> SimReplica:
-        passed = np.maximum(now - self._start, 0.0)
-        root = np.ceil(2 * passed / (self._half + np.sqrt(np.maximum(self._square + self._slope * passed, 0.0))))
-        begun = np.minimum(np.maximum(root + self._lead, 1.0), self._num) - 1
-        load = self._load - self._each * np.maximum(begun, 0.0)
-        places = np.flatnonzero(load == load.min())
-        at = int(np.searchsorted(places, self._next))
-        chosen = int(places[at] if at < len(places) else places[0])
+        passed, begun = self._passed, self._begun
+        np.subtract(now, self._start, out=passed)
+        np.multiply(self._slope, passed, out=begun)
+        begun += self._square
+        np.sqrt(begun, out=begun)
+        begun += self._half
+        np.divide(passed, begun, out=begun)
+        np.ceil(begun, out=begun)
+        if self._lead:
+            begun += self._lead
+        np.minimum(begun, self._num, out=begun)
+        np.maximum(begun, 1.0, out=begun)
+        begun *= self._each
+        load = np.subtract(self._load, begun, out=begun)
+        turn = self._next
+        chosen = turn + int(load[turn:].argmin())
+        before = int(load[:turn].argmin()) if turn else chosen
+        if load[before] < load[chosen]:
+            chosen = before
         self._next = (chosen + 1) % len(load)
         return self.replicas[chosen]

@@ -10,68 +10,59 @@ date, and the engine's own `schedule` and `complete` take that step.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 from labkit.engine.plan import StepPlan
 from labkit.engine.request import FinishReason, Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
+from labkit.plan.sim_late import Late
+from labkit.plan.sim_plan import SimPlan, counted
 from labkit.plan.sim_pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
-from labkit.plan.sim_request import Answer, Job
+from labkit.plan.sim_request import Job
+from labkit.plan.sim_takers import Takers
 
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
 _by_order = attrgetter("order")
 
 
-@dataclass(slots=True, eq=False)
-class SimPlan(StepPlan):
-    """A step; those that decode in it are counted where they are not listed."""
-
-    num_decodes: int = 0
-    decode_context: int = 0
-    """KV tokens of all decodes together, the new ones counted."""
-    is_pure: bool = False
-    """Nothing but decodes that are counted: the same step may follow at once."""
-    begun: list[Job] = field(default_factory=list)
-    """Have just been let in, some of them anew after a preemption."""
-
-    def __bool__(self) -> bool:
-        return bool(self.prefills or self.num_decodes)
-
-
 class SimScheduler(Scheduler):
-    """counts_work: whether `load_tokens` must be true at every instant (a router reads it).
+    """counts_work: whether `load_tokens` must be true at every instant (a router reads it). late: what outlives its
+    expectation may be counted when something happens anyhow, and ends no run of steps.
 
     deferring: those that finish keep their blocks and seats until `release_finished` (the next step is planned
     before this one is back).
     """
 
     def __init__(
-        self, config: SchedulerConfig, pool: KeyedPool | CountedPool, counts_work: bool = True, deferring: bool = False
-    ) -> None:
+        self, config: SchedulerConfig, pool: KeyedPool | CountedPool, counts_work: bool = True, deferring: bool = False,
+        late: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(config, pool)
         self.sim_pool = pool
         ledger = CountedLedger if isinstance(pool, CountedPool) else KeyedLedger
         self.ledger = ledger(pool, config.admission == "labkit", config.prefills_only)
-        self._watches_promises = counts_work or self.ledger.reserving
+        self.ledger.expects = counts_work or self.ledger.reserving
+        self._watches_promises = counts_work and not late or self.ledger.reserving
+        self._late = Late() if late and not self._watches_promises else None
         self.deferring, self.deferred = deferring, list[Request]()
         self.tick = 0
-        """Steps planned so far in which requests decode uncounted."""
+        """Steps planned in which requests decode uncounted."""
         self.num_counted = 0
         self.context = 0
         """KV tokens of those that decode uncounted."""
-        self._takers, self._promised = [0] * pool.block_size, [0] * pool.block_size
-        """How many take a block at a tick, and a promised one, by tick % block size."""
+        self._takers, self._promised = Takers(pool.block_size), Takers(pool.block_size)
+        """Who takes a block, and a promised one."""
         self._events: list[tuple[int, int, Job]] = []
         """(tick at whose end something happens, order of admission, to whom)"""
         self._outliving: list[Job] = []
-        """Have as many tokens as were expected of them, and go on."""
         self._prefilling: list[Request] = []
         self._order = 0
+        self._pure = SimPlan(is_pure=True)
+        """The plan of every step that is nothing but decodes: one at a time is on its way."""
         self._is_exact = False
-        """The step on its way was planned by the engine's own method."""
+        """By the engine's own method: the step on its way."""
 
     # ---- one step -------------------------------------------------------------------------------------
 
@@ -80,27 +71,35 @@ class SimScheduler(Scheduler):
             return None
         if not self._has_room():
             return self._schedule_exactly()
-        plan = SimPlan(num_decodes=self.num_counted)
+        is_pure = not (self._prefilling or self.waiting)
+        plan = self._pure if is_pure else SimPlan()
+        plan.num_decodes = self.num_counted
         if self._outliving:
             self._expect_more()
+        if self._late:
+            self._late.catch_up(self.tick, self.ledger)
         if self.num_counted:
             self._advance(1)
             plan.decode_context = self.context
+        if not is_pure:
+            self._add_prompts(plan)
+        if not plan:
+            return None
+        self.num_in_flight = 1
+        return plan
+
+    def _add_prompts(self, plan: SimPlan) -> None:
         budget = self.config.max_num_batched_tokens - self.num_counted
         for request in self._prefilling:
             if budget:
                 budget -= self._add_chunk(plan, request, budget)
         if self.waiting:
             self._let_in(plan, budget)
-        if not plan:
-            return None
         plan.is_pure = not plan.prefills
-        self.num_in_flight = 1
-        return plan
 
     def _has_room(self) -> bool:
         """Whether nobody can run out of blocks in the next step."""
-        needed = self._takers[self.tick % self.pool.block_size] if self.num_counted else 0
+        needed = self._takers.taken(self.tick, 1)
         for request in self._prefilling:
             needed += self.pool.blocks_for(request.num_tokens) - len(request.blocks)
         return needed <= self.pool.num_free
@@ -108,12 +107,13 @@ class SimScheduler(Scheduler):
     def _let_in(self, plan: SimPlan, budget: int) -> None:
         before = len(self.running)
         self._admit(plan, budget)
-        for request in self.running[before:]:
+        newcomers: list[Any] = self.running[before:]
+        for job in newcomers:
             self._order += 1
-            cast(Job, request).order = self._order
-            if request.phase is PREFILL:
-                self._prefilling.append(request)
-                plan.begun.append(cast(Job, request))
+            job.order = self._order
+            if job.phase is PREFILL:
+                self._prefilling.append(job)
+                plan.begun.append(job)
 
     @property
     def _num_seats(self) -> int:
@@ -131,21 +131,22 @@ class SimScheduler(Scheduler):
     def complete(self, plan: StepPlan, token_ids: list[int] | None = None) -> list[Request]:
         """The step is back; returns who finished with it."""
         if self._is_exact:
-            finished = super().complete(plan, [0] * len(plan.sampled))
             self._is_exact = False
+            ended = super().complete(plan, [0] * len(plan.sampled))
             self._count_all()
-            return finished
+            return ended
         self.num_in_flight = 0
-        finished = self._end_chunks(plan) if plan.prefills else []
+        finished: list[Any] = self._end_chunks(plan) if plan.prefills else []
         events, tick = self._events, self.tick
         while events and events[0][0] <= tick:
             job = heappop(events)[2]
             if not self._watch(job):
                 finished.append(job)
                 self._leave(job)
-        for request in finished:
-            del self.running[bisect_left(self.running, cast(Job, request).order, key=_by_order)]
-            self._finish(request, FinishReason.LENGTH)
+        running: list[Any] = self.running
+        for each in finished:
+            del running[bisect_left(running, each.order, key=_by_order)]
+            self._finish(each, FinishReason.LENGTH)
         return finished
 
     def _end_chunks(self, plan: StepPlan) -> list[Request]:
@@ -153,15 +154,16 @@ class SimScheduler(Scheduler):
             request.in_flight -= 1
             self.ledger.publish(request, end)
         finished = []
-        for request in plan.sampled:
-            request.phase = DECODE
-            request.output.append(0)
-            if len(request.output) >= request.params.max_tokens:
-                finished.append(request)
+        sampled: list[Any] = plan.sampled
+        for job in sampled:
+            job.phase = DECODE
+            job.output.count += 1
+            if job.output.count >= job.params.max_tokens:
+                finished.append(job)
             elif self.config.prefills_only:
-                self._hand_over(request)
+                self._hand_over(job)
             else:
-                self._count(cast(Job, request))
+                self._count(job)
         self._prefilling = [request for request in self._prefilling if request.phase is PREFILL]
         return finished
 
@@ -190,46 +192,28 @@ class SimScheduler(Scheduler):
         num_steps = self._events[0][0] - self.tick
         if num_steps <= 0 or self._prefilling:
             return 0
-        size, free = self.pool.block_size, self.pool.num_free
-        if self.num_counted * (num_steps // size + 1) <= free:
-            return num_steps
-        rounds = min(num_steps // size, max(0, free // self.num_counted - 1))
-        free -= rounds * self.num_counted
-        quiet = rounds * size
-        while quiet < num_steps and (free := free - self._takers[(self.tick + quiet) % size]) >= 0:
-            quiet += 1
-        return quiet
+        return self._takers.steps(self.tick, num_steps, self.pool.num_free)
 
     def num_taken(self, num_steps: int) -> int:
         """Blocks that the next so many such steps take."""
-        return self._num_taken(self._takers, num_steps, self.num_counted)
+        return self._takers.taken(self.tick, num_steps)
 
     def num_promised_taken(self, num_steps: int) -> int:
         """How many of them were promised."""
-        return self._num_taken(self._promised, num_steps, sum(self._promised)) if self.ledger.reserving else 0
+        return self._promised.taken(self.tick, num_steps) if self.ledger.reserving else 0
 
     def skip(self, num_steps: int) -> None:
         """So many steps like the one on its way have run behind it."""
         self._advance(num_steps)
 
     def _advance(self, num_steps: int) -> None:
-        self.sim_pool.lend(self.num_taken(num_steps))
+        self.sim_pool.lend(self._takers.taken(self.tick, num_steps))
         if self.ledger.reserving:
             self.ledger.num_reserved -= self.num_promised_taken(num_steps)
         tokens = self.num_counted * num_steps
         self.ledger.load_tokens -= tokens
         self.context += tokens
         self.tick += num_steps
-
-    def _num_taken(self, takers: list[int], num_steps: int, each_round: int) -> int:
-        size = self.pool.block_size
-        at = self.tick % size
-        if num_steps == 1:
-            return takers[at]
-        rounds, rest = divmod(num_steps, size)
-        end = at + rest
-        part = sum(takers[at:end]) if end <= size else sum(takers[at:]) + sum(takers[: end - size])
-        return rounds * each_round + part
 
     # ---- who is counted -------------------------------------------------------------------------------
 
@@ -238,13 +222,15 @@ class SimScheduler(Scheduler):
         size = self.pool.block_size
         job.since = self.tick
         job.slot = (self.tick - job.num_computed) % size
-        self._takers[job.slot] += 1
+        self._takers.add(job.slot)
         self.num_counted += 1
         self.context += job.num_computed
         if self.ledger.reserving and job.num_reserved:
             job.is_promised = True
-            self._promised[job.slot] += 1
+            self._promised.add(job.slot)
         self._watch(job)
+        if self._late is not None:
+            self._late.add(job)
 
     def _watch(self, job: Job) -> bool:
         """Look at it again when more happens to it than a token; False: it has ended."""
@@ -265,7 +251,7 @@ class SimScheduler(Scheduler):
         outliving, self._outliving = self._outliving, []
         for job in outliving:
             if job.is_promised:
-                self._promised[job.slot] -= 1
+                self._promised.remove(job.slot)
                 job.is_promised, job.num_reserved = False, 0
             computed = job.num_computed + self.tick - job.since
             self.ledger.expect_block(job, computed + 1)
@@ -273,19 +259,21 @@ class SimScheduler(Scheduler):
 
     def _leave(self, job: Job) -> None:
         """It has ended: what was counted for it is its own again."""
-        self._takers[job.slot] -= 1
+        self._takers.remove(job.slot)
         self.num_counted -= 1
         self._bring_up_to_date(job)
+        job.slot = -1
         self.context -= job.num_computed
 
     def _bring_up_to_date(self, job: Job) -> None:
         num_steps = self.tick - job.since
         job.num_computed += num_steps
-        cast(Answer, job.output).count += num_steps
+        answer: Any = job.output
+        answer.count += num_steps
         job.since = self.tick
-        num_blocks = self.pool.blocks_for(job.num_computed) - len(job.blocks)
+        num_blocks = -(-job.num_computed // self.pool.block_size) - len(job.blocks)
         if job.is_promised:
-            self._promised[job.slot] -= 1
+            self._promised.remove(job.slot)
             job.is_promised = False
             job.num_reserved -= num_blocks
         self.sim_pool.give(job, num_blocks)
@@ -295,10 +283,11 @@ class SimScheduler(Scheduler):
         for request in self.running:
             if request.phase is DECODE:
                 self._bring_up_to_date(cast(Job, request))
-        size = self.pool.block_size
-        self._takers, self._promised = [0] * size, [0] * size
+        self._takers, self._promised = Takers(self.pool.block_size), Takers(self.pool.block_size)
         self.num_counted = self.context = 0
         self._events, self._outliving = [], []
+        if self._late is not None:
+            self._late = Late()
 
     def _count_all(self) -> None:
         self._prefilling = [request for request in self.running if request.phase is PREFILL]
@@ -308,15 +297,3 @@ class SimScheduler(Scheduler):
                 self._count(cast(Job, request))
         self._order += len(self.running)
 
-
-def counted(plan: StepPlan) -> SimPlan:
-    """The engine's plan with what `work_of` asks for. Read before the next one is made."""
-    context = sum(request.num_computed for request in plan.decodes)
-    begun = [
-        cast(Job, request)
-        for request, chunk, end in zip(plan.prefills, plan.chunks, plan.ends, strict=True)
-        if end - chunk == request.num_cached
-    ]
-    return SimPlan(
-        plan.prefills, plan.chunks, plan.ends, plan.sampled, plan.decodes, len(plan.decodes), context, False, begun
-    )

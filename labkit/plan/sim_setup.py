@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from labkit.engine.pools import Pools, ReplicaPool
 from labkit.engine.scheduler import SchedulerConfig
 from labkit.layout.deployment import AnyLayout, Pool, pools_of
+from labkit.plan.sim_cost import DecodeTable
 from labkit.plan.sim_pipeline import StagedScheduler, StagedUnit
 from labkit.plan.sim_pool import CountedPool, KeyedPool
 from labkit.plan.sim_replica import SimReplica
@@ -16,6 +17,9 @@ from labkit.plan.sim_unit import Unit
 from labkit.plan.work import EngineSettings, StepCost
 
 UNLIMITED = 1 << 40
+EXACT_REPLICAS = 64
+"""Up to so many the router sees all work as it is at that instant. Beyond, what a request does past its expected length
+counts from the next arrival or end at its replica: the price of a million requests in minutes."""
 AnyUnit = Unit | StagedUnit
 
 
@@ -44,7 +48,7 @@ def set_up(
     """cost, kv_blocks: of a replica; by role where pools differ. Raises ValueError when there is no room for KV."""
     pools, units, index = [], [], 0
     parts = pools_of(layout)
-    counts_work = sum(part.layout.dp for part in parts) > 1
+    num_replicas = sum(part.layout.dp for part in parts)
     for number, part in enumerate(parts):
         part_cost = cost[part.role] if isinstance(cost, Mapping) else cost
         blocks = kv_blocks[part.role] if isinstance(kv_blocks, Mapping) else kv_blocks
@@ -54,7 +58,7 @@ def set_up(
             )
         replicas = []
         for place, ranks in enumerate(part.replicas):
-            scheduler = _scheduler(part, blocks, settings, options, counts_work)
+            scheduler = _scheduler(part, blocks, settings, options, num_replicas)
             replicas.append(
                 SimReplica(
                     index, ranks, ranks[:1], scheduler, pool=number, index_in_pool=place, role=part.role,
@@ -64,13 +68,14 @@ def set_up(
             index += 1
         pools.append(ReplicaPool(part.role, part.layout, part.ranks, tuple(replicas)))
         together = [replicas] if part.layout.attention_dp else [[replica] for replica in replicas]
-        units += [_unit(group, part, part_cost, options) for group in together]
+        table = DecodeTable(part_cost.seconds, options.window)
+        units += [_unit(group, part, part_cost, options, table) for group in together]
     routing = "least-work" if options.routing == "least-requests" else options.routing
     return Pools(pools, routing, options.long_prompt_tokens), units
 
 
 def _scheduler(
-    part: Pool, blocks: int, settings: EngineSettings, options: Options, counts_work: bool
+    part: Pool, blocks: int, settings: EngineSettings, options: Options, num_replicas: int
 ) -> SimScheduler | StagedScheduler:
     config = SchedulerConfig(
         max_context=settings.max_model_len or UNLIMITED,
@@ -83,16 +88,16 @@ def _scheduler(
     kind = KeyedPool if options.shares else CountedPool
     pool = kind(blocks, settings.block_size, settings.enable_prefix_caching)
     if part.layout.pp > 1:
-        return StagedScheduler(config, pool, counts_work)
-    return SimScheduler(config, pool, counts_work, options.ahead)
+        return StagedScheduler(config, pool, num_replicas > 1)
+    return SimScheduler(config, pool, num_replicas > 1, options.ahead, num_replicas > EXACT_REPLICAS)
 
 
-def _unit(replicas: list[SimReplica], part: Pool, cost: StepCost, options: Options) -> AnyUnit:
+def _unit(replicas: list[SimReplica], part: Pool, cost: StepCost, options: Options, table: DecodeTable) -> AnyUnit:
     unit: AnyUnit
     if part.layout.pp > 1:
         unit = StagedUnit(replicas, cost, window=options.window, jump=options.jump)
     else:
-        unit = Unit(replicas, cost, window=options.window, ahead=options.ahead, jump=options.jump)
+        unit = Unit(replicas, cost, table, window=options.window, ahead=options.ahead, jump=options.jump)
     for replica in replicas:
         replica.unit = unit
     return unit

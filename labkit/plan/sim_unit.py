@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.plan.sim_cost import DecodeTable, Pace, work_of
+from labkit.plan.sim_plan import SimPlan
 from labkit.plan.sim_replica import SimReplica
 from labkit.plan.sim_request import Job
-from labkit.plan.sim_scheduler import SimPlan, SimScheduler
+from labkit.plan.sim_scheduler import SimScheduler
 from labkit.plan.work import StepCost
 
 _OVER = Pace(1, 0.0)
@@ -23,10 +24,11 @@ class Unit:
     """Steps of `replicas`, all of them at once. jump: take runs of decode steps at once."""
 
     def __init__(
-        self, replicas: Sequence[SimReplica], cost: StepCost, *, window: int = 0, ahead: bool = False, jump: bool = True
-    ) -> None:
+        self, replicas: Sequence[SimReplica], cost: StepCost, table: DecodeTable, *, window: int = 0,
+        ahead: bool = False, jump: bool = True,
+    ) -> None:  # fmt: skip
         self.replicas, self.cost, self.window, self.ahead, self.jump = tuple(replicas), cost, window, ahead, jump
-        self._table = DecodeTable(cost.seconds, window)
+        self._table = table
         self.free_at = 0.0
         """The steps planned so far are over."""
         self.start = 0.0
@@ -71,6 +73,8 @@ class Unit:
 
     def _pace(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> Pace:
         num_steps = self._num_alike(plans, released) if self.jump else 1
+        if len(plans) == 1:
+            return self._pace_alone(plans[0][1], num_steps)
         first, slowest = self._slowest(plans, 0)
         while num_steps > 1:
             last, at_last = self._slowest(plans, num_steps - 1)
@@ -79,12 +83,24 @@ class Unit:
             num_steps = max(2, num_steps // 2)
         return Pace(1, first)
 
+    def _pace_alone(self, plan: SimPlan, num_steps: int) -> Pace:
+        if not plan.is_pure:
+            return Pace(1, self.cost.seconds(work_of(plan, self.window)))
+        num, context, of = plan.num_decodes, plan.decode_context, self._table.of
+        first = of(num, context)
+        if num_steps == 1:
+            return Pace(1, first)
+        return Pace(num_steps, first, (of(num, context + (num_steps - 1) * num) - first) / (num_steps - 1))
+
     def _num_alike(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> int:
-        if not all(plan.is_pure for _, plan in plans):
-            return 1
+        for _, plan in plans:
+            if not plan.is_pure:
+                return 1
         if released and any(replica.scheduler.waiting for replica in self.replicas):
             return 1
-        return 1 + min(replica.scheduler.num_quiet_steps() for replica, _ in plans)
+        if len(plans) == 1:
+            return 1 + plans[0][0].scheduler.num_quiet_steps()
+        return 1 + min([replica.scheduler.num_quiet_steps() for replica, _ in plans])
 
     def _slowest(self, plans: list[tuple[SimReplica, SimPlan]], later: int) -> tuple[float, int]:
         """Seconds of the step `later` steps behind the planned one, and whose it is."""

@@ -6,9 +6,11 @@ Between them time is skipped. What a step takes is asked of a cost model; everyt
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,14 @@ def simulate(
         raise ValueError(f"Routing {options.routing!r} is unknown: choose one of {', '.join(POLICIES)}.")
     if not requests:
         raise ValueError("There is nothing to simulate: give at least one request.")
-    return _Simulation(requests, layout, cost, kv_blocks, settings, concurrency, options, on_progress).run()
+    simulation = _Simulation(requests, layout, cost, kv_blocks, settings, concurrency, options, on_progress)
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here makes cycles, and looking for them among a million requests takes longer than they do
+    try:
+        return simulation.run()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Simulation:
@@ -63,6 +72,7 @@ class _Simulation:
         self.pools, self.units = set_up(layout, cost, kv_blocks, settings, options)
         self.routing = Routing(self.pools, options.routing == "least-requests")
         self.handoffs = Handoffs(cost)
+        self._tells_router = self.routing.has_boards
         count = len(requests)
         self.arrival = [request.arrival_s for request in requests]
         self.seen, self.begun, self.first, self.finished = ([float("nan")] * count for _ in range(4))
@@ -72,6 +82,7 @@ class _Simulation:
         self.waiting, self.kv_blocks = Series(), Series()
         self._heap: list[tuple[float, int, int, Any]] = []
         self._number = 0
+        self._next_arrival = inf
         self._next = 0
         """In a closed loop: who is sent next."""
 
@@ -88,10 +99,11 @@ class _Simulation:
         order = self._order()
         requests, heap, arrival, counted = self.requests, self._heap, self.arrival, self.counted
         for index in order:
-            at = arrival[index]
+            self._next_arrival = at = arrival[index]
             while heap and heap[0][0] < at:
                 self._happen()
             self._arrive(Job(index, requests[index], counted), at)
+        self._next_arrival = inf
         while heap:
             self._happen()
 
@@ -132,6 +144,7 @@ class _Simulation:
             unit, version = what
             if unit.version == version:
                 self._alarm(unit, now)
+                self._go_on(unit)
         elif kind == _ARRIVAL:
             self._arrive(what, now)
         elif kind == _ADOPTION:
@@ -179,16 +192,24 @@ class _Simulation:
         for job in unit.begin(now):
             self._note_begun(job, unit)
         for replica in unit.replicas:
-            if self.ahead and replica.unseen:
+            if replica.unseen:
                 for job in replica.unseen:
                     self.seen[job.index] = now
                 replica.unseen = []
             self._note_room(replica, now)
-            self.routing.changed(replica)
+            if self._tells_router:
+                self.routing.changed(replica)
             if replica.scheduler.admitted:
                 self._send(replica, now)
-        if unit.wakes_at is not None:
-            self._push(unit.wakes_at, _ALARM, (unit, unit.version))
+
+    def _go_on(self, unit: AnyUnit) -> None:
+        """Until something else happens before its next alarm."""
+        heap = self._heap
+        while (at := unit.wakes_at) is not None:
+            if at >= self._next_arrival or (heap and at >= heap[0][0]):
+                self._push(at, _ALARM, (unit, unit.version))
+                return
+            self._alarm(unit, at)
 
     def _note(self, replica: SimReplica, plan: Any, finished: list[Any], end: float) -> None:
         first = self.first
@@ -215,15 +236,16 @@ class _Simulation:
 
     def _note_room(self, replica: SimReplica, now: float) -> None:
         scheduler = replica.scheduler
-        waiting = len(scheduler.waiting)
+        pool, waiting = scheduler.pool, len(scheduler.waiting)
         if waiting != replica.waiting:
             self.waiting.add(now, waiting - replica.waiting)
             replica.waiting = waiting
-        used = scheduler.pool.num_blocks - scheduler.pool.num_free
-        if used != replica.used_blocks:
+        used = pool.num_blocks - pool.num_free
+        if abs(used - replica.used_blocks) >= replica.noted_blocks:
             self.kv_blocks.add(now, used - replica.used_blocks)
             replica.used_blocks = used
-            replica.peak_blocks = max(replica.peak_blocks, used)
+        if used > replica.peak_blocks:
+            replica.peak_blocks = used
 
     # ---- from pool to pool
 

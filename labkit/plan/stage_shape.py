@@ -17,6 +17,7 @@ from labkit.layout.traffic import axis_traffic
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, ROUTER, SHARED_EXPERTS, expert_tensors
 from labkit.plan.collective_cost import link_bandwidth, wire_bytes
+from labkit.plan.engine_cost import MAX_OF_NORMALS
 from labkit.plan.hardware import Device, Hardware, Link
 
 DENSE = (ATTENTION, MLP, SHARED_EXPERTS, ROUTER, NORM)
@@ -63,6 +64,12 @@ class StageShape:
     """Replicas whose tokens reach the rank's experts (attention-DP)."""
     expert_spread: float
     """Ranks that share experts out: over how many the busiest must be looked for."""
+    expert_spread_normal: float
+    """How far the busiest of them is above the mean, in standard deviations."""
+    experts_here: float
+    """Routed experts of a layer on the rank."""
+    expert_columns: float
+    """Width of one expert's matrices on the rank: ep keeps them whole, tp makes them thin."""
     head_bytes: float
     head_flops: float
     head_rate: float
@@ -72,6 +79,12 @@ class StageShape:
     context_bytes: float
     """Keys and values of a cached token in those layers."""
     window_context_bytes: float
+    state_bytes: float
+    """Read and written for each decoding sequence in layers of linear attention."""
+    linear_layers: float
+    """Layers of linear attention, which keep a state."""
+    latent_layers: float
+    """Layers of latent attention (MLA), which take more kernels."""
     attention_rate: float
     hidden_bytes: float
     """Hidden states of a token, once a layer."""
@@ -125,8 +138,11 @@ def _stage(
     memory, elements = rank_memory(layout, spec, rank, spec.dtype_bytes), _elements(layout, spec, rank)
     heads = spec.num_heads // layout.tp
     per_pair = 2.0 * heads * (spec.head_dim + (spec.mla.v_head_dim if spec.mla else spec.head_dim))
-    full = sum(spec.window(layer) is None for layer in mine)
-    cached = kv_bytes_per_token(layout, spec, rank, kv_bytes) / len(mine)
+    attending = [layer for layer in mine if not spec.is_linear_layer(layer)]
+    full = sum(spec.window(layer) is None for layer in attending)
+    cached = kv_bytes_per_token(layout, spec, rank, kv_bytes) / max(1, len(attending))
+    linear = spec.linear_attention
+    state = 2.0 * linear.state_numbers * linear.state_bytes / layout.tp if linear else 0.0
     miss, one, spread = 0.0, 0.0, 1
     if spec.moe and moe_layers:
         miss, spread = 1 - spec.moe.top_k / spec.moe.num_experts, layout.ep
@@ -142,9 +158,14 @@ def _stage(
         expert_bytes=float(memory.get(EXPERTS, 0)), expert_flops=2.0 * one,
         expert_rate=compute_rate(device, _bits(memory, elements, (EXPERTS,)), spec), expert_miss=miss,
         expert_replicas=layout.dp if layout.attention_dp else 1, expert_spread=spread,
+        expert_spread_normal=MAX_OF_NORMALS.get(spread, 2.2),
+        experts_here=spec.moe.num_experts / layout.ep if one and spec.moe else 1.0,
+        expert_columns=spec.moe.intermediate_size / (layout.tp if layout.ep == 1 else 1) if one and spec.moe else 1e6,
         head_bytes=float(head), head_flops=2.0 * head_elements, head_rate=compute_rate(device, 16, spec),
-        pair_flops=per_pair * full, window_pair_flops=per_pair * (len(mine) - full),
-        context_bytes=cached * full, window_context_bytes=cached * (len(mine) - full),
+        pair_flops=per_pair * full, window_pair_flops=per_pair * (len(attending) - full),
+        context_bytes=cached * full, window_context_bytes=cached * (len(attending) - full),
+        state_bytes=state * (len(mine) - len(attending)), latent_layers=float(len(mine) if spec.mla else 0),
+        linear_layers=float(len(mine) - len(attending)),
         attention_rate=device.rate(16).value, hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
         prefill_share=1 / layout.pcp, axes=tuple(_axes(layout, spec, hardware, stage, engine_traffic)),
     )  # fmt: skip

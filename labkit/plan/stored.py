@@ -32,8 +32,11 @@ class PlannedFrom:
 
     @classmethod
     def load(cls, run_id: str) -> PlannedFrom:
-        """Raises KeyError with a sentence when there is none, ValueError when it left no summary."""
+        """`last` is the newest. Raises KeyError with a sentence when there is none, ValueError for one without a
+        summary."""
         store = Store(home_dir() / "store.sqlite")
+        newest = store.runs(1) if run_id == "last" else []
+        run_id = newest[0]["run_id"] if newest else run_id
         row = store.run(run_id)
         summary = row["summary"] or {}
         if "ttft_ms" not in summary:

@@ -19,8 +19,8 @@ from labkit.plan.memory import memory_plan
 from labkit.plan.objective import judge
 from labkit.plan.simulate import SimRequest, SimResult, simulate
 
-EACH_REPLICA, MOST, ROUNDS_OF_CLOSED = 300, 2400, 5
-"""Requests: of each replica, in all, and for each one in flight of a closed loop."""
+LEAST, EACH_REPLICA, MOST, ROUNDS_OF_CLOSED = 300, 100, 1200, 3
+"""Requests: at least, of each replica, in all, and for each one in flight of a closed loop."""
 SETTLING = 0.2
 """Of the requests, the first: the server was empty before them."""
 NOISE = 0.05
@@ -40,7 +40,8 @@ def verified(case: Case, candidate: Candidate) -> Candidate:
     missed = [outcome for outcome in outcomes if outcome.ratio > 1 + NOISE]
     told = "; ".join(str(outcome) for outcome in outcomes)
     return replace(candidate, verified={
-        "does": not missed, "metric": missed[0].metric if missed else "", **percentiles, "requests": len(result.done),
+        "does": not missed, "metric": missed[0].metric if missed else "",
+        "ratio": max((outcome.ratio for outcome in outcomes), default=0.0), **percentiles, "requests": len(result.done),
         "kv_peak": result.kv_peak, "preemptions": result.num_preemptions, "refused": len(result.refused),
         "outcomes": [outcome.to_dict() for outcome in outcomes],
         "sentence": f"Simulated with {len(result.done)} requests: {told}; KV at most {result.kv_peak:.0%} in use, "
@@ -72,7 +73,7 @@ def simulated(case: Case, candidate: Candidate) -> SimResult:
 def requests_of(case: Case, num_replicas: int) -> list[SimRequest]:
     """Poisson arrivals at the rate, the demand's own lengths in their order, shared prefixes as one prefix."""
     demand = case.demand
-    number = min(MOST, max(EACH_REPLICA * num_replicas, ROUNDS_OF_CLOSED * (demand.concurrency or 0)))
+    number = min(MOST, max(LEAST, EACH_REPLICA * num_replicas, ROUNDS_OF_CLOSED * (demand.concurrency or 0)))
     rng = np.random.default_rng(0)
     arrivals = np.cumsum(rng.exponential(1 / demand.rate, number)) if demand.rate else np.zeros(number)
     lengths = demand.lengths or ((demand.prompt_tokens, demand.output_tokens),)

@@ -175,8 +175,9 @@ def _settings(path: Path) -> Question:
     if done is not None:
         return Question("settings", _SETTINGS, YES, f"{done.sentence} on {path.base.layout}.{more}", figures,
                         path.base.layout.slug)  # fmt: skip
-    tried = f"{len(path.engine)} settings of the engine were tried on {path.base.layout} and none is enough" \
-        if path.engine else f"No setting of the engine speaks to it on {path.base.layout}"  # fmt: skip
+    number = len(path.engine)
+    tried = f"{number} setting{'s' if number > 1 else ''} of the engine tried on {path.base.layout}, not enough" \
+        if number else f"No setting of the engine speaks to it on {path.base.layout}"  # fmt: skip
     return Question("settings", _SETTINGS, NO, f"{tried}.{more}", figures, path.base.layout.slug)
 
 
@@ -272,12 +273,21 @@ def _smallest(path: Path) -> Question:
     figures: dict[str, Any] = {"fewer_gpus": len(fewer)}
     if isinstance(chosen.layout, Layout):
         figures["jobs"] = {axis: job(path, chosen, axis)[0] for axis in path.axes}
+    doing = [str(one.layout) for one in fewer if one.does]
     told = f"Of {len(fewer)} legal layouts on fewer GPUs none meets every wish"
+    if doing:
+        names = ", ".join(doing[:3])
+        told = f"On fewer GPUs {names} would do, by another way to hold the model than {path.base.layout}"
+        figures["fewer_doing"] = len(doing)
     ttft = chosen.figure("ttft", path.case.objective.percentile)
     tpot = chosen.figure("tpot", path.case.objective.percentile)
     changed = settings_changed(path.case.settings, chosen.settings)
     if changed:
-        said = ", ".join(f"{name} {value}" for name, value in changed.items())
-        told += f" (nor with other settings as far as they were tried); with {said}"
-    return Question("smallest", question, YES, f"{told}; {chosen.layout} does, with {path.case.objective.percentile} "
-                    f"TTFT {spoken_ms(ttft)} and TPOT {spoken_ms(tpot)}.", figures, chosen.layout.slug)  # fmt: skip
+        told += " (nor with other settings, as far as they were tried)"
+    said = "".join(f", {name} {value}" for name, value in changed.items())
+    met = f"with {path.case.objective.percentile} TTFT {spoken_ms(ttft)} and TPOT {spoken_ms(tpot)}"
+    sentence = f"{told}; {chosen.layout}{said} does, {met}."
+    if not chosen.does:
+        sentence = f"No layout passes all; {chosen.layout}{said} comes nearest: {chosen.reason}"
+        return Question("smallest", question, NO, sentence, figures, chosen.layout.slug)
+    return Question("smallest", question, YES, sentence, figures, chosen.layout.slug)

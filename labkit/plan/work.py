@@ -73,7 +73,7 @@ class EngineSettings:
             raise ValueError(f"Policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}: a share of the memory, above 0 and at most 1."
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}: a share of memory, above 0 and at most 1."
             )
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
             raise ValueError(

@@ -193,7 +193,7 @@ class LayoutsFrame(msgspec.Struct):
     """What became of the last command, when it was refused; a sentence."""
 
 
-def to_message(frame: msgspec.Struct) -> dict[str, Any]:
+def to_message(frame: msgspec.Struct | dict[str, Any]) -> dict[str, Any]:
     """The frame as JSON-ready builtins, floats cut to what a screen can show (a third of the bytes)."""
     return _short(msgspec.to_builtins(frame))
 

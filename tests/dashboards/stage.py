@@ -77,3 +77,9 @@ def show(page: Page, message: dict[str, Any]) -> None:
     """Hand over a frame and wait until it was drawn (acknowledged)."""
     page.evaluate("m => window.receive(m)", message)
     page.wait_for_function("seq => window.sent.some(m => m.type === 'ack' && m.seq === seq)", arg=message["seq"])
+
+
+def open_planner(page: Page, theme: str, plan: dict[str, Any], card: dict[str, Any], options: dict[str, Any]) -> None:
+    traits = {"plan": plan, "card": card, "options": options}
+    page.set_content(html(theme, "planner.js", traits))
+    page.wait_for_function("window.staged")

@@ -79,6 +79,19 @@ def test_of_an_imported_run_the_limit_is_not_measured_and_the_run_that_would_is_
     assert told.finding("KV memory").state == NOT_MEASURED
 
 
+def test_one_request_at_a_time_waits_for_nobody():
+    told = diagnose(foreign(concurrency=1), FAST)
+    assert (told.metric, told.cause, told.load) == ("ttft", "work", "low")
+    assert told.finding("queue").state == "enough"
+
+
+def test_prompts_that_share_their_steps_do_not_tell_the_low_end():
+    run = made_run(ttft={**TTFT, "compute": 400.0}, prompts=0.2)
+    for step in run.step_records:
+        step.num_prefill_seqs *= 4
+    assert found(run).load == NOT_MEASURED
+
+
 def test_an_engine_s_own_gauges_tell_queue_and_kv():
     gauges = {"waiting": {"mean": 12.0, "max": 40.0}, "running": {"mean": 60.0, "max": 64.0}, "preemptions": 0.0}
     engine = {"name": "vllm", "version": "0.32.0"}

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.layout import Layout, LayoutError
 from labkit.model.spec import load_spec
-from labkit.plan.closed_loop import chunk_work, closed_loop, decode_work
+from labkit.plan.closed_loop import closed_loop, decode_work, prefill_work
 from labkit.plan.cost import RooflineCost, step_cost
 from labkit.plan.hardware import load_hardware
 from labkit.plan.work import EngineSettings, StepWork
@@ -27,7 +27,7 @@ def decode(num_seqs: int, context: int) -> StepWork:
 
 
 def prefill(num_tokens: int) -> StepWork:
-    return chunk_work(num_tokens, 1, 1e9, 0, 0)
+    return prefill_work(num_tokens, 1, 1, 1e9, 0, 0)
 
 
 def test_decode_reads_the_weights_once_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_prefill_attention_by_hand() -> None:
 
 def test_parts_add_up_and_a_pipeline_is_its_stages() -> None:
     for layout in ("tp1", "tp8", "pp2xtp4", "pcp2xtp4", "tp8+sp", "dp2xtp4"):
-        found, work = cost(layout), chunk_work(2048, 1, 1e9, 16, 1000)
+        found, work = cost(layout), prefill_work(2048, 1, 1, 1e9, 16, 1000)
         assert sum(found.parts(work).values()) == pytest.approx(found.seconds(work))
     staged = cost("pp2xtp4")
     assert staged.interval(prefill(4096)) < 0.6 * staged.seconds(prefill(4096))
@@ -67,7 +67,7 @@ def test_more_work_takes_longer(model: str) -> None:
         (decode(1, 1000), decode(64, 1000)), (decode(16, 1000), decode(16, 30_000)), (prefill(512), prefill(4096)),
     ]:  # fmt: skip
         assert found.seconds(small) < found.seconds(large)
-    with_decodes = chunk_work(1024, 1, 1e9, 32, 1000)
+    with_decodes = prefill_work(1024, 1, 1, 1e9, 32, 1000)
     assert found.seconds(with_decodes) > max(found.seconds(prefill(1024)), found.seconds(decode(32, 1000)))
 
 
@@ -134,3 +134,13 @@ def test_a_closed_loop_of_one_is_prefill_and_decodes() -> None:
     life = many.ttft_s + 100 * many.tpot_s
     assert many.tpot_s == pytest.approx(0.01 + 7 * 0.1 * (1 - many.ttft_s / life) / 100, rel=0.02)
     assert many.ttft_s > loop.ttft_s
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"), [("llama-3.1-70b", "tp8"), ("deepseek-v3", "dp2xtp4xep8"), ("gpt-oss-120b", "pp2xtp2")]
+)
+def test_the_quick_form_is_the_readable_one(model: str, layout: str) -> None:
+    found = cost(layout, model, gpus="8xh200")
+    mixed = prefill_work(2048, 1, 2, 128, 16, 1000)
+    for work in (decode(1, 10), decode(48, 3000), prefill(300), prefill(700), mixed, StepWork()):
+        assert found.seconds(work) == pytest.approx(sum(found.parts(work).values()), rel=1e-9)

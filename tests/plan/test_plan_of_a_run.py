@@ -41,7 +41,9 @@ def stored(home: Path, run_id: str = "made", **made) -> str:
 
 
 def test_a_stored_run_is_read_with_its_load_its_layout_and_its_steps(home):
-    run = PlannedFrom.load(stored(home))
+    run_id = stored(home)
+    run = PlannedFrom.load("last")
+    assert run.run_id == run_id
     demand = run.demand()
     assert (demand.prompt_tokens, demand.output_tokens, demand.rate) == (10, 10, 10.0)
     assert run.layout() is not None and run.layout().slug == "tp2"

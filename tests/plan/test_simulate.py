@@ -165,3 +165,13 @@ def test_the_command_says_what_is_wrong():
     assert done.exit_code == 2 and "does not fit" in done.stderr
     done = _cli("simulate", "--model", "llama-3.1-8b", "--gpus", "1xh100", "--layout", "tp1")
     assert done.exit_code == 2 and "--workload" in done.stderr
+
+
+def test_many_replicas_share_the_work_though_expectations_come_late():
+    draw = np.random.default_rng(0)
+    at = np.cumsum(draw.exponential(0.001, 2000))
+    requests = [SimRequest(float(t), int(draw.integers(1, 300)), int(draw.integers(1, 200))) for t in at]
+    result = _run(requests, "dp80", Affine(), 400, EngineSettings(max_num_seqs=16))
+    assert result.done.all()
+    work = np.bincount(result.replica, result.prompt_tokens + result.output_tokens, 80)
+    assert work.std() < 0.25 * work.mean()

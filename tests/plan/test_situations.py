@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
+from labkit.plan.advise import Advice
 from labkit.plan.rank_places import FAST, INSIDE
 from labkit.plan.situations import SITUATIONS, Situation
 
@@ -17,10 +20,15 @@ ENDS = {
 }
 
 
+@cache
+def advised(code: str) -> Advice:
+    return BY_CODE[code].advise(verify=False)
+
+
 @pytest.mark.parametrize("code", ENDS)
 def test_a_situation_ends_in_its_layout_by_the_axis_whose_job_it_is(code: str):
     layout, resource, axis = ENDS[code]
-    found = BY_CODE[code].advise(verify=False)
+    found = advised(code)
     assert found.chosen is not None
     assert found.limit.resource == resource
     assert layout in found.chosen.layout.slug
@@ -30,14 +38,14 @@ def test_a_situation_ends_in_its_layout_by_the_axis_whose_job_it_is(code: str):
 
 
 def test_what_comes_after_the_axis_that_settles_it_is_not_asked():
-    found = BY_CODE["queue"].advise(verify=False)
+    found = advised("queue")
     codes = [question.code for question in found.walk]
     after = [question.answer for question in found.walk[codes.index("dp") + 1 : -1]]
     assert after and set(after) == {"not asked"}
 
 
 def test_two_fast_pairs_keep_tensor_parallelism_inside_a_pair():
-    found = BY_CODE["pairs"].advise(verify=False)
+    found = advised("pairs")
     assert found.places is not None
     reach = {place.axis: (place.reach, place.link) for place in found.places.axes}
     assert reach["tp"] == (FAST, "nvlink-pairs")
@@ -57,3 +65,20 @@ def test_a_situation_is_a_value():
     one = BY_CODE["kv"]
     assert isinstance(one, Situation)
     assert one.demand.concurrency == 64
+
+
+def test_every_axis_of_the_chosen_layout_has_its_checks():
+    names = {
+        "tp": {"fit", "communication", "work per rank"},
+        "pp": {"enough requests", "stage balance", "activation buffers"},
+        "dp": {"memory", "routing", "admission"},
+        "pcp": {"crossover"},
+        "dcp": {"resident tokens", "TPOT"},
+    }
+    seen = set()
+    for code in BY_CODE:
+        found = advised(code)
+        for axis in found.jobs:
+            assert {check.name for check in found.checks if check.axis == axis} == names[axis]
+            seen.add(axis)
+    assert seen == set(names)

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from labkit.measure.step_messages import STEPS
+from labkit.plan.checks import FAILED, NOT_MEASURED, PASSED
+from labkit.plan.objective import METRICS
+from labkit.plan.walk import NO, NOT_ASKED, YES
 from labkit.show import i18n
 from labkit.show.frame import LINKS, ROLES, TTFT_PARTS
+from labkit.show.planner_inputs import Inputs
 
 SHOW = Path(__file__).parents[2] / "labkit" / "show"
 
@@ -52,6 +56,22 @@ def test_every_id_that_the_page_fabric_puts_together_has_a_text() -> None:
     assert len(shown) > 8, "the search for measures finds too few to mean anything"
     wanted |= {f"telemetry.{measure}" for measure in shown}
     wanted |= {f"badge.fabric.{kind}" for kind in ("measured", "recorded")}
+    assert wanted - i18n.catalogue("en").keys() == set()
+
+
+def test_every_id_that_the_page_planner_puts_together_has_a_text() -> None:
+    own = {"max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "config", "layout", "n"}
+    wanted = {f"planner.{name}" for name in set(Inputs.__struct_fields__) - own}
+    wanted |= {f"planner.group.{name}" for name in ("model", "gpus", "traffic", "wishes")}
+    wanted |= {f"planner.link.{name}" for name in ("usual", "pairs", "pcie")} | {"badge.fabric.predicted"}
+    wanted |= {f"planner.workload.{name}" for name in ("lengths", "trace")}
+    wanted |= {f"planner.load.{name}" for name in ("rate", "concurrency")}
+    wanted |= {f"verdict.{name}" for name in ("does", "queues", "misses", "big", "illegal")}
+    wanted |= {f"fault.{name}" for name in set(METRICS) - {"ttft", "tpot"}}
+    wanted |= {f"walk.{answer.replace(' ', '-')}" for answer in (YES, NO, NOT_ASKED)}
+    wanted |= {f"checks.{status.replace(' ', '-')}" for status in (PASSED, FAILED, NOT_MEASURED)}
+    wanted |= {f"deploy.{role}" for role in ("server", "prefill", "decode", "router", "load")}
+    wanted |= {f"layouts_table.{name}" for name in ("does", "fits", "refused", "all")}
     assert wanted - i18n.catalogue("en").keys() == set()
 
 

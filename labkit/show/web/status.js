@@ -4,7 +4,7 @@
 import { h } from "./dom.js";
 import { clock, seconds } from "./text.js";
 
-const BADGES = { measured: "●", recorded: "◐", none: "○" };
+const BADGES = { measured: "●", recorded: "◐", predicted: "◇", none: "○" };
 
 export class Head {
   /** name: of the page, under which its title and tagline are. */
