@@ -55,6 +55,8 @@ class Advice:
     next: tuple[str, ...] = ()
     jobs: dict[str, str] = field(default_factory=dict)
     """Axis → what would be missing without it."""
+    correction: str = ""
+    """Why `case` differs from what was asked for: a measurement that the prediction missed. Empty: it does not."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready, with the names that scripts rely on."""
@@ -122,7 +124,8 @@ def advise(
         return _nothing_fits(case, table, diagnosis)
     path = settle(Asked(case, table, base, current is not None, diagnosis, verify))
     others = () if path.base.does else tuple(other_remedies(case, path.base, path.limit))
-    return _told(replace(path, correction=correction.sentence, others=others), diagnosis, expert_load, asked)
+    told = _told(replace(path, correction=correction.sentence, others=others), diagnosis, expert_load, asked)
+    return replace(told, correction=correction.sentence)
 
 
 def finite(value: Any) -> Any:

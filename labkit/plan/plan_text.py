@@ -37,9 +37,10 @@ def _title(text: str) -> Text:
 
 def _head(advice: Advice) -> Iterator[Any]:
     case = advice.case
+    wish = "planned, for what was measured, as if asked" if advice.correction else "asked"
     yield Text(
         f"{case.spec.name} on {case.hardware.name}, {case.demand.name} at {case.demand.load} "
-        f"({case.demand.prompt_tokens:,} tokens in, {case.demand.output_tokens:,} out), asked: {case.objective}."
+        f"({case.demand.prompt_tokens:,} tokens in, {case.demand.output_tokens:,} out), {wish}: {case.objective}."
     )
 
 
