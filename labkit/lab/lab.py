@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -197,6 +198,12 @@ def run_against(
     plan = plan_of(None, workload, rate, seconds, **more)
     target = Target(url=url, token=token, model=model, endpoint=endpoint, prompt_mode=prompt_mode)
     if not model:
-        target = msgspec.structs.replace(target, model=asyncio.run(find_model(target)))
+        target = msgspec.structs.replace(target, model=_asked(find_model(target)))
     with DriverProcess() as driver:
         return run_on_server(target, driver, plan, vocab_size, max_context, on_update)
+
+
+def _asked(answer: Coroutine[Any, Any, str]) -> str:
+    """On a thread of its own: a notebook's own loop runs already, and two do not go on one thread."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, answer).result()

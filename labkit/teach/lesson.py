@@ -127,7 +127,8 @@ class Lesson:
         for label, run in self.runs:
             counts, worst = run.summary["requests"], _against(run)
             done = f"{counts['completed']} of {counts['scheduled']}"
-            rows.append([label, str(read_layout(run.summary["layout"])), done, run.run_id, worst])
+            layout = str(read_layout(run.summary["layout"])) if run.summary["layout"] else "not told"
+            rows.append([label, layout, done, run.run_id, worst])
         columns = ["run", "layout", "completed", "Run.load(…)", "what it says against itself"]
         return Table(f"Measured in lesson {self.number}", columns, rows, [self.book.score()])
 

@@ -81,6 +81,9 @@ MISTAKES = [
     ("06", "lambda stages, node_of, layers, row: row * (len(stages) - 1)"),
     ("06", "lambda stages, node_of, layers, row: row * (2 * layers + 1) * len({node_of[r] for r in stages[0]})"),
     ("06", _NO_RING_EDGE_BACK),
+    ("07", "lambda ttft, queue, kv, limit: 'nothing' if ttft <= limit else 'KV memory' if kv >= 0.95 else 'ranks'"),
+    ("07", "lambda t, queue, kv, limit: 'nothing' if t <= limit else 'work' if t - queue > limit else 'ranks'"),
+    ("08", "lambda c, tp: c['num_hidden_layers'] * 4 * c['num_key_value_heads'] // tp * c['hidden_size'] // 64"),
 ]
 
 
@@ -101,8 +104,10 @@ def test_an_answer_that_raises_is_told_and_not_raised():
 def test_teaching_imports_neither_torch_nor_plotly_nor_pandas():
     code = (
         "import sys; from labkit.teach import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06;"
+        "from labkit.teach import lesson07, lesson08;"
         "from labkit.teach import begin;"
         "from labkit.show import figures, figures_context, figures_crossings, figures_experts, figures_pipeline;"
+        "from labkit.show import figures_plan;"
         "print([name for name in ('torch', 'plotly', 'pandas', 'rfc3987_syntax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
