@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from labkit.layout import LayoutError, kv_bytes_per_token, pools_of, read_layout
 from labkit.measure.breakdown import phase_of
 from labkit.measure.explain import Explanation, RunLike, explain
@@ -44,9 +46,9 @@ class Signals:
     kv_use_max: float | None = None
     preemptions: int | None = None
     full_seqs: float | None = None
-    """Of the steps, those at max_num_seqs."""
+    """Of the steps that began while a request waited for its first, those at max_num_seqs."""
     full_budget: float | None = None
-    """Of the steps, those at max_num_batched_tokens."""
+    """Of the same steps, those at max_num_batched_tokens."""
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     growing: bool | None = None
@@ -167,6 +169,7 @@ def _from_steps(summary: Mapping[str, Any], run: RunLike) -> dict[str, Any]:
     window = run.window
     steps = [step for step in run.step_records if window.start_ns <= step.end_ns <= window.end_ns]
     rows = [record.server for record in counted(run.records, run.window) if record.server]
+    waited_for = _while_waiting(steps, run)
     with_decodes = [step for step in steps if step.num_decode_seqs]
     prompts = [step.num_prefill_seqs for step in steps if step.num_prefill_seqs]
     spent = sum(step.end_ns - step.start_ns for step in with_decodes)
@@ -176,10 +179,19 @@ def _from_steps(summary: Mapping[str, Any], run: RunLike) -> dict[str, Any]:
         "mixed_share": mixed / spent if spent else None,
         "prompts_together": sum(prompts) / len(prompts) if prompts else None,
         "running_max": max((step.num_prefill_seqs + step.num_decode_seqs for step in steps), default=None),
-        "full_seqs": _full(steps, summary, "max_num_seqs"),
-        "full_budget": _full(steps, summary, "max_num_batched_tokens"),
+        "full_seqs": _full(waited_for, summary, "max_num_seqs"),
+        "full_budget": _full(waited_for, summary, "max_num_batched_tokens"),
         "kv_use_max": _kv_use(summary, steps),
     }
+
+
+def _while_waiting(steps: Sequence[StepRecord], run: RunLike) -> list[StepRecord]:
+    """The steps that began while some request, whatever became of it, had been received and not begun."""
+    told = [record.server for record in run.records if record.server and record.server.first_start_ns]
+    received, begun = (np.sort([getattr(times, name) for times in told]) for name in ("received_ns", "first_start_ns"))
+    starts = [step.start_ns for step in steps]
+    waiting = np.searchsorted(received, starts, "right") - np.searchsorted(begun, starts, "right")
+    return [step for step, count in zip(steps, waiting, strict=True) if count > 0]
 
 
 def _full(steps: Sequence[StepRecord], summary: Mapping[str, Any], name: str) -> float | None:

@@ -52,7 +52,7 @@ def server_times(record: RequestRecord, parts_ms: dict[str, float], **fields: An
         replica=0,
         routed_because="only",
         received_ns=received,
-        first_start_ns=received,
+        first_start_ns=received + round(parts_ms.get("queue", 0) * MS),
         first_end_ns=first_end,
         last_end_ns=record.last_ns,
         finished_ns=record.last_ns,

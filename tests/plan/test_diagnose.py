@@ -34,6 +34,16 @@ def test_a_queue_is_looked_at_before_the_work_and_told_by_what_it_waits_for():
     assert "had room" in room.sentence
 
 
+def test_steps_in_which_nobody_waited_do_not_tell_what_the_queue_waits_for():
+    """Full only while somebody waited: it is places in a step that are short, however many steps were empty."""
+    run = made_run(ttft={**TTFT, "queue": 500.0}, seqs=4)
+    for record in run.records[60:]:  # an overload at the beginning, then nobody waits
+        record.server.first_start_ns = record.server.received_ns
+    for step in run.step_records[:70]:
+        step.num_decode_seqs = 64
+    assert found(run).cause == "max_num_seqs"
+
+
 def test_without_a_queue_the_work_is_short_already_at_low_load():
     told = found(made_run(ttft={**TTFT, "compute": 400.0}, prompts=0.0))
     assert (told.metric, told.resource, told.load) == ("ttft", "compute", "low")
