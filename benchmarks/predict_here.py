@@ -39,7 +39,7 @@ from labkit.plan.calibration import Calibration, load_calibration
 from labkit.plan.calibration_fit import expected
 from labkit.plan.fitted_cost import FittedCost
 from labkit.plan.shared_cores import simulate_measured
-from labkit.plan.sim_request import SimRequest
+from labkit.plan.sim.request import SimRequest
 from labkit.plan.step_samples import samples_of
 from labkit.plan.work import EngineSettings
 from labkit.server import discovery

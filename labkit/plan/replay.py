@@ -22,7 +22,7 @@ from labkit.model.shapes import ModelSpec
 from labkit.paths import read_text
 from labkit.plan.hardware import load_hardware
 from labkit.plan.recorded import Times, left_out_factor
-from labkit.plan.sim_result import SimResult, ladder_ms
+from labkit.plan.sim.result import SimResult, ladder_ms
 from labkit.plan.simulate import Options, SimRequest, simulate
 from labkit.plan.work import EngineSettings, StepCost
 

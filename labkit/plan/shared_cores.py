@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from labkit.layout import Layout
 from labkit.plan.fitted_cost import FittedCost
-from labkit.plan.sim_request import SimRequest
-from labkit.plan.sim_result import SimResult
+from labkit.plan.sim.request import SimRequest
+from labkit.plan.sim.result import SimResult
 from labkit.plan.simulate import Options, simulate
 from labkit.plan.work import EngineSettings
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from labkit.engine.request import RequestRefused
 from labkit.layout.deployment import AnyLayout
-from labkit.plan.sim_handoff import Handoffs
-from labkit.plan.sim_replica import SimReplica
-from labkit.plan.sim_request import Job, SimRequest
-from labkit.plan.sim_result import Series, SimResult
-from labkit.plan.sim_routing import POLICIES, Routing
-from labkit.plan.sim_setup import AnyUnit, Options, set_up
+from labkit.plan.sim.handoff import Handoffs
+from labkit.plan.sim.replica import SimReplica
+from labkit.plan.sim.request import Job, SimRequest
+from labkit.plan.sim.result import Series, SimResult
+from labkit.plan.sim.routing import POLICIES, Routing
+from labkit.plan.sim.setup import AnyUnit, Options, set_up
 from labkit.plan.work import EngineSettings, StepCost
 
 __all__ = ["Options", "SimRequest", "SimResult", "simulate"]

@@ -12,7 +12,7 @@ import typer
 from labkit.plan.shell import sentences
 
 if TYPE_CHECKING:
-    from labkit.plan.sim_asked import Asked
+    from labkit.plan.sim.asked import Asked
 
 BARS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 60
@@ -58,7 +58,7 @@ def simulate(
     """Simulate a load on a layout: percentiles, goodput, the queue and the KV cache as they go."""
     with sentences():
         from labkit.measure.metrics import Objective
-        from labkit.plan.sim_asked import Asked
+        from labkit.plan.sim.asked import Asked
         from labkit.plan.work import EngineSettings
 
         settings = EngineSettings(

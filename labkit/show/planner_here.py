@@ -11,7 +11,7 @@ from labkit.load.schedule import make_schedule
 from labkit.load.workload import load_workload
 from labkit.plan.calibration import load_calibration
 from labkit.plan.shared_cores import simulate_measured
-from labkit.plan.sim_request import SimRequest
+from labkit.plan.sim.request import SimRequest
 from labkit.plan.work import EngineSettings
 
 NUM_REQUESTS = 400

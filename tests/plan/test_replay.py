@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from labkit.cli import app
 from labkit.plan import replay
-from labkit.plan.sim_request import SimRequest
+from labkit.plan.sim.request import SimRequest
 from labkit.plan.simulate import Options, simulate
 
 SHARED = Path(os.environ.get("LABKIT_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data")

@@ -10,7 +10,7 @@ import pytest
 from labkit.layout import Layout
 from labkit.plan.fitted_cost import ClientCost, FittedCost, stage_cost
 from labkit.plan.shared_cores import company_of, simulate_measured
-from labkit.plan.sim_request import SimRequest
+from labkit.plan.sim.request import SimRequest
 from labkit.plan.simulate import simulate
 from labkit.plan.work import EngineSettings
 

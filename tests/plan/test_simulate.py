@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from labkit.cli import app
 from labkit.layout.deployment import read_layout
 from labkit.measure.metrics import Objective
-from labkit.plan.sim_load import trace_requests, workload_requests
-from labkit.plan.sim_result import Series
+from labkit.plan.sim.load import trace_requests, workload_requests
+from labkit.plan.sim.result import Series
 from labkit.plan.simulate import Options, SimRequest, simulate
 from labkit.plan.simulate_command import bar
 from labkit.plan.work import EngineSettings

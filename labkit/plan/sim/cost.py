@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from labkit.plan.sim_plan import SimPlan
+from labkit.plan.sim.plan import SimPlan
 from labkit.plan.work import StepWork
 
 

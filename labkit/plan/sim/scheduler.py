@@ -17,11 +17,11 @@ from typing import Any, cast
 from labkit.engine.plan import StepPlan
 from labkit.engine.request import FinishReason, Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
-from labkit.plan.sim_late import Late
-from labkit.plan.sim_plan import SimPlan, counted
-from labkit.plan.sim_pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
-from labkit.plan.sim_request import Job
-from labkit.plan.sim_takers import Takers
+from labkit.plan.sim.late import Late
+from labkit.plan.sim.plan import SimPlan, counted
+from labkit.plan.sim.pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
+from labkit.plan.sim.request import Job
+from labkit.plan.sim.takers import Takers
 
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
 _by_order = attrgetter("order")

@@ -17,11 +17,11 @@ from labkit.engine.lockstep import next_round
 from labkit.engine.plan import StepPlan
 from labkit.engine.request import Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
-from labkit.plan.sim_cost import DecodeTable, work_of
-from labkit.plan.sim_plan import SimPlan, counted
-from labkit.plan.sim_pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
-from labkit.plan.sim_replica import SimReplica
-from labkit.plan.sim_request import Answer, Job
+from labkit.plan.sim.cost import DecodeTable, work_of
+from labkit.plan.sim.plan import SimPlan, counted
+from labkit.plan.sim.pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
+from labkit.plan.sim.replica import SimReplica
+from labkit.plan.sim.request import Answer, Job
 from labkit.plan.work import StepCost
 
 MAX_ROUND_STEPS = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from labkit.engine.ledger import Ledger
-from labkit.plan.sim_request import Job
+from labkit.plan.sim.request import Job
 
 
 class Late:

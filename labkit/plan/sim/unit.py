@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.sim_cost import DecodeTable, Pace, work_of
-from labkit.plan.sim_plan import SimPlan
-from labkit.plan.sim_replica import SimReplica
-from labkit.plan.sim_request import Job
-from labkit.plan.sim_scheduler import SimScheduler
+from labkit.plan.sim.cost import DecodeTable, Pace, work_of
+from labkit.plan.sim.plan import SimPlan
+from labkit.plan.sim.replica import SimReplica
+from labkit.plan.sim.request import Job
+from labkit.plan.sim.scheduler import SimScheduler
 from labkit.plan.work import StepCost
 
 _OVER = Pace(1, 0.0)

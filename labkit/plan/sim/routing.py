@@ -15,9 +15,9 @@ import numpy as np
 from labkit.engine.admission import check_fits
 from labkit.engine.pools import Pools
 from labkit.engine.router import POLICIES as ENGINE_POLICIES
-from labkit.plan.sim_pipeline import StagedUnit
-from labkit.plan.sim_replica import SimReplica
-from labkit.plan.sim_request import Job
+from labkit.plan.sim.pipeline import StagedUnit
+from labkit.plan.sim.replica import SimReplica
+from labkit.plan.sim.request import Job
 
 POLICIES = (*ENGINE_POLICIES, "least-requests")
 MANY = 12

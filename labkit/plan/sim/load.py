@@ -10,7 +10,7 @@ from labkit.load.schedule import Outline, outline
 from labkit.load.trace import trace_outline
 from labkit.load.workload import Part, Workload, load_workload
 from labkit.plan.demand import two_numbers
-from labkit.plan.sim_request import SimRequest
+from labkit.plan.sim.request import SimRequest
 
 NUM_REQUESTS = 1000
 

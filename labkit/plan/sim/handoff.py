@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from labkit.plan.sim_replica import SimReplica
-from labkit.plan.sim_request import Job
+from labkit.plan.sim.replica import SimReplica
+from labkit.plan.sim.request import Job
 from labkit.plan.work import StepCost
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.engine.replica import Replica
 from labkit.engine.router import ReplicaView
-from labkit.plan.sim_request import Job
+from labkit.plan.sim.request import Job
 
 
 class SimReplica(Replica):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from labkit.engine.pools import Pools, ReplicaPool
 from labkit.engine.scheduler import SchedulerConfig
 from labkit.layout.deployment import AnyLayout, Pool, pools_of
-from labkit.plan.sim_cost import DecodeTable
-from labkit.plan.sim_pipeline import StagedScheduler, StagedUnit
-from labkit.plan.sim_pool import CountedPool, KeyedPool
-from labkit.plan.sim_replica import SimReplica
-from labkit.plan.sim_scheduler import SimScheduler
-from labkit.plan.sim_unit import Unit
+from labkit.plan.sim.cost import DecodeTable
+from labkit.plan.sim.pipeline import StagedScheduler, StagedUnit
+from labkit.plan.sim.pool import CountedPool, KeyedPool
+from labkit.plan.sim.replica import SimReplica
+from labkit.plan.sim.scheduler import SimScheduler
+from labkit.plan.sim.unit import Unit
 from labkit.plan.work import EngineSettings, StepCost
 
 UNLIMITED = 1 << 40
@@ -28,7 +28,7 @@ class Options:
     """How the simulation goes about it, beside what an engine is set to."""
 
     routing: str = "least-work"
-    """One of the engine's router's policies, or `least-requests` (see `sim_routing`)."""
+    """One of the engine's router's policies, or `least-requests` (see `labkit.plan.sim.routing`)."""
     long_prompt_tokens: int = 1024
     """With a pool for long prompts: those of so many tokens or more go there."""
     window: int = 0

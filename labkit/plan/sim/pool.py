@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from labkit.engine.blocks import ROOT, BlockPool
 from labkit.engine.ledger import Kept, Ledger
 from labkit.engine.request import Request
-from labkit.plan.sim_request import Held, Job, Prompt
+from labkit.plan.sim.request import Held, Job, Prompt
 
 
 class SimPool(Protocol):

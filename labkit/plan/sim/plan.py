@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from labkit.engine.plan import StepPlan
-from labkit.plan.sim_request import Job
+from labkit.plan.sim.request import Job
 
 
 @dataclass(slots=True, eq=False)

@@ -109,7 +109,7 @@ class Job(Request):
     order: int
     """Grows with each admission of its replica."""
     since: int
-    """Tick at which it began to decode (see `sim_scheduler`)."""
+    """Tick at which it began to decode (see `labkit.plan.sim.scheduler`)."""
     slot: int
     """It takes a block at each tick that leaves this over when divided by the block size."""
     is_promised: bool

@@ -14,9 +14,9 @@ from labkit.model.spec import load_spec
 from labkit.plan.cost import step_cost
 from labkit.plan.hardware import Hardware, load_hardware
 from labkit.plan.memory import MemoryPlan, memory_plan
-from labkit.plan.sim_load import trace_requests, workload_requests
-from labkit.plan.sim_request import SimRequest
-from labkit.plan.sim_result import SimResult
+from labkit.plan.sim.load import trace_requests, workload_requests
+from labkit.plan.sim.request import SimRequest
+from labkit.plan.sim.result import SimResult
 from labkit.plan.simulate import Options, simulate
 from labkit.plan.work import EngineSettings, StepCost
 
