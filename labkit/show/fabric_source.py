@@ -18,6 +18,7 @@ from labkit.server.client import ServerClient, ServerError
 from labkit.server.discovery import connect
 from labkit.show.fabric_frame import FabricFrame, Progress, Timeline
 from labkit.show.from_snapshot import lab_of
+from labkit.show.looking import Looking
 from labkit.show.telemetry_meter import TelemetryMeter
 from labkit.show.visitor import user_name
 
@@ -25,15 +26,12 @@ LOOK_EVERY_S = 1.0
 EVENTS = ("state", "switch", "lease", "failure", "bench", "telemetry", "timeline")
 
 
-class FabricSource:
+class FabricSource(Looking):
     """A `Source` (see fabric_page.py) over this machine's lab server, or over the one at `url`."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._url, self._token = url, token
+        super().__init__(url, token)
         self._link, self._why, self._notice = "connecting", "", ""
-        self._lock = threading.RLock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -48,14 +46,6 @@ class FabricSource:
         self._asking: Asking | None = None
 
     # ---- the link
-
-    def open(self) -> None:
-        with self._lock:
-            if self._thread is not None and self._thread.is_alive() and not self._closed.is_set():
-                return
-            self._closed = threading.Event()
-            self._thread = threading.Thread(target=self._keep, args=(self._closed,), daemon=True, name="labkit-look")
-            self._thread.start()
 
     def close(self) -> None:
         with self._lock:

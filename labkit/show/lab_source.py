@@ -26,6 +26,7 @@ from labkit.show.beside import Pinned, Samples
 from labkit.show.frame import LayoutsFrame, Objective
 from labkit.show.from_snapshot import frame_of
 from labkit.show.live import Wanted
+from labkit.show.looking import Looking
 from labkit.show.visitor import user_name
 
 LOOK_EVERY_S = 1.0
@@ -33,11 +34,11 @@ WINDOW_S = 300.0
 """The ladders cover the current layout's requests of so many seconds: long enough for a p95 at a few a second."""
 
 
-class LabSource:
+class LabSource(Looking):
     """A `Source` (see live.py) over this machine's lab server, or over the one at `url`."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._url, self._token = url, token
+        super().__init__(url, token)
         self._workloads = sorted(path.stem for path in (data_dir() / "workloads").glob("*.toml"))
         self._objective = Objective()
         self._session: LiveSession | None = None
@@ -46,21 +47,8 @@ class LabSource:
         self._stored: list[dict[str, Any]] = []
         self._pinned: Pinned | None = None
         self._asked_roofs: LiveSession | None = None
-        self._lock = threading.RLock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
 
     # ---- the link
-
-    def open(self) -> None:
-        with self._lock:
-            if self._thread is not None and self._thread.is_alive() and not self._closed.is_set():
-                return
-            self._closed = threading.Event()
-            self._thread = threading.Thread(
-                target=self._keep_connected, args=(self._closed,), daemon=True, name="labkit-look"
-            )
-            self._thread.start()
 
     def close(self) -> None:
         with self._lock:
@@ -69,7 +57,7 @@ class LabSource:
         if session is not None:
             session.close()
 
-    def _keep_connected(self, closed: threading.Event) -> None:
+    def _keep(self, closed: threading.Event) -> None:
         while not closed.is_set():
             session = self._session
             if session is not None and session.watch.link == "lost":

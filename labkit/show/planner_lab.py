@@ -16,6 +16,7 @@ from labkit.load.workload import load_workload
 from labkit.measure.metrics import Objective
 from labkit.server.client import ServerError
 from labkit.show.from_snapshot import lab_of
+from labkit.show.looking import Looking
 from labkit.show.planner_frame import Here, PlannerFrame, Trial, TrialRow
 from labkit.show.planner_here import Expected, expect
 from labkit.show.planner_inputs import Inputs
@@ -28,27 +29,16 @@ USUAL = "chat"
 PERCENTILES = ("p50", "p95")
 
 
-class PlannerLab:
+class PlannerLab(Looking):
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._url, self._token = url, token
+        super().__init__(url, token)
         self._session: LiveSession | None = None
         self._link = "offline"
         self._here: Here | None = None
         self._asked: tuple[str, str, float] | None = None
         self._expected: Expected | None = None
-        self._lock = threading.RLock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
 
     # ---- the link
-
-    def open(self) -> None:
-        with self._lock:
-            if self._thread is not None and self._thread.is_alive() and not self._closed.is_set():
-                return
-            self._closed = threading.Event()
-            self._thread = threading.Thread(target=self._keep, args=(self._closed,), daemon=True, name="labkit-look")
-            self._thread.start()
 
     def close(self) -> None:
         with self._lock:
