@@ -41,7 +41,9 @@ class Recorded:
         self.setup = replay.read_setup(json.loads(meta.read_text()), meta.name)
         self.gpus = f"{self.setup.layout.world_size}x{self.setup.gpus}"
         spec = load_spec(replay.model_name(self.setup.model))
-        self.cost = step_cost(self.setup.layout, spec, load_hardware(self.gpus), self.setup.settings)
+        self.cost = step_cost(
+            self.setup.layout, spec, load_hardware(self.gpus), self.setup.settings, version=self.setup.version
+        )
         self.blocks = replay.planned_blocks(self.setup, spec, self.gpus)
         self.real = replay.measured(self.rows)
 

@@ -56,6 +56,8 @@ class Setup:
     kv_blocks: int
     """As the run logged them; 0: it did not, and the planner counts."""
     ahead: bool
+    version: str
+    """Of the engine; empty where the run does not say."""
 
 
 def read_rows(path: str | Path) -> list[RequestRow]:
@@ -108,6 +110,7 @@ def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") 
         gpus=_gpu_of(str(meta.get("hardware", {}).get("device_name", "")), file_name),
         kv_blocks=int(cache.get("num_gpu_blocks") or 0),
         ahead=bool(scheduler.get("async_scheduling", _is_async(str(meta.get("vllm_version", ""))))),
+        version=str(meta.get("vllm_version", "")),
     )
 
 
@@ -199,7 +202,7 @@ def replay_files(requests: str | Path, meta: str | Path, gpus: str = "", engine:
     spec = load_spec(model_name(setup.model))
     hardware = load_hardware(gpus)
     factor = left_out_factor(hardware.device.name)
-    cost = Times(step_cost(setup.layout, spec, hardware, setup.settings, engine), factor.value)
+    cost = Times(step_cost(setup.layout, spec, hardware, setup.settings, engine, version=setup.version), factor.value)
     blocks = planned_blocks(setup, spec, gpus)
     result = replay(rows, setup, cost, blocks)
     real, guess = measured(rows), predicted(result)

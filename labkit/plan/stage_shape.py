@@ -13,7 +13,7 @@ from functools import lru_cache
 from labkit.layout import Coords, Crossing, Layout, StepShape, kv_bytes_per_token, rank_memory
 from labkit.layout.ownership import is_last_stage, layers, stage_layers
 from labkit.layout.slices import counted_tensors, slice_tensor
-from labkit.layout.traffic import axis_traffic
+from labkit.layout.traffic import axis_traffic, num_moe_layers
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, ROUTER, SHARED_EXPERTS, expert_tensors
 from labkit.plan.collective_cost import link_bandwidth, wire_bytes
@@ -42,6 +42,8 @@ class AxisCost:
     prefill_token_s: float = 0.0
     decode_token_s: float = 0.0
     logit_s: float = 0.0
+    gathered_from: int = 0
+    """Other ranks whose tokens are all gathered here; 0: nothing is gathered by token on this axis."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,9 @@ def _bits(memory: dict[str, int], elements: dict[str, float], parts: tuple[str, 
 def stage_shapes(
     layout: Layout, spec: ModelSpec, hardware: Hardware, kv_bytes: int, engine_traffic: bool
 ) -> tuple[StageShape, ...]:
-    """One shape a stage. `kv_bytes`: of a cached number. `engine_traffic`: experts inside tensor parallelism end in an
-    all-reduce, as in vLLM, SGLang and TensorRT-LLM, instead of labkit's exchange."""
+    """One shape a stage. `kv_bytes`: of a cached number. `engine_traffic`: the experts' traffic of vLLM, SGLang and
+    TensorRT-LLM as they are set by default, instead of labkit's exchange: inside tensor parallelism they end in an
+    all-reduce; under attention-DP every rank gathers everybody's tokens and the sums are scattered back."""
     return tuple(_stage(layout, spec, hardware, stage, kv_bytes, engine_traffic) for stage in range(layout.pp))
 
 
@@ -198,10 +201,25 @@ def _crossings(
     inside = engine_traffic and layout.ep > 1 and not layout.attention_dp
     if inside and axis == "ep":
         return (), ()
+    if engine_traffic and axis == "ep" and layout.attention_dp:
+        return _gathered(layout, spec, prefill=True), _gathered(layout, spec, prefill=False)
     seen = Layout(dp=layout.dp, pp=layout.pp, pcp=layout.pcp, tp=layout.tp, dcp=layout.dcp) if inside else layout
     shapes = StepShape(prefill_tokens=_MANY), StepShape(decode_seqs=_MANY)
     prefill, decode = (axis_traffic(axis, seen, spec, shape, spec.dtype_bytes) for shape in shapes)
     return prefill, decode
+
+
+def _gathered(layout: Layout, spec: ModelSpec, *, prefill: bool) -> tuple[Crossing, ...]:
+    """Experts under attention-DP: `allgather_reducescatter`, vLLM's default (docs.vllm.ai, serving/
+    expert_parallel_deployment), and what SGLang and TensorRT-LLM do where no all-to-all library is named. A token crosses
+    once to each rank, where an exchange sends it once for each of its experts. Which experts it is for rides along, in
+    bytes that do not count."""
+    tokens = -(-_MANY // (layout.tp * (layout.pcp if prefill else 1)))
+    own, count = tokens * spec.hidden_size * spec.dtype_bytes, num_moe_layers(spec)
+    return (
+        Crossing("all_gather", count, own, "everybody's tokens to each owner of experts"),
+        Crossing("reduce_scatter", count, own * layout.ep, "sums of expert outputs back"),
+    )
 
 
 def _axis_cost(
@@ -235,4 +253,5 @@ def _axis_cost(
     return AxisCost(
         axis, latency["prefill"], latency["decode"], latency["both"], small_ops, link.latency_s.value,
         slope["prefill"], slope["decode"], slope["logit"],
+        gathered_from=degree - 1 if axis == "ep" and any(each.operation == "all_gather" for each in prefill) else 0,
     )  # fmt: skip
