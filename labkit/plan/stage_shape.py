@@ -23,6 +23,8 @@ from labkit.plan.hardware import Device, Hardware, Link
 DENSE = (ATTENTION, MLP, SHARED_EXPERTS, ROUTER, NORM)
 _MANY = 1 << 20
 """Tokens of the probe that traffic is asked for: rounding to whole rows disappears."""
+_CHOSEN_BYTES = 8
+"""An expert's number and weight, 32 bits each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +98,15 @@ class StageShape:
 
 
 def compute_rate(device: Device, bits: float, spec: ModelSpec) -> float:
-    """Dense FLOP/s of matrices kept in `bits`. Integers of few bits are weights only and multiply as bfloat16; so do
-    4-bit floats on a device without them."""
+    """Dense FLOP/s of matrices kept in `bits`, by the datasheet and what the device holds of it beside Hopper.
+    Integers of few bits are weights only and multiply as bfloat16; so do 4-bit floats on a device without them."""
     method = spec.quantization.method if spec.quantization else ""
-    if bits > 12:
-        return device.rate(16).value
-    if bits > 6:
-        return device.rate(8).value if "fp8" in method or "float" in method or not method else device.rate(16).value
-    floats = "fp4" in method and "float4" in device.rates
-    return device.rate(4).value if floats else device.rate(16).value
+    width = 16
+    if 6 < bits <= 12 and ("fp8" in method or "float" in method or not method):
+        width = 8
+    elif bits <= 6 and "fp4" in method and "float4" in device.rates:
+        width = 4
+    return device.rate(width).value * device.sustained
 
 
 def _elements(layout: Layout, spec: ModelSpec, rank: int) -> dict[str, float]:
@@ -169,7 +171,7 @@ def _stage(
         context_bytes=cached * full, window_context_bytes=cached * (len(attending) - full),
         state_bytes=state * (len(mine) - len(attending)), latent_layers=float(len(mine) if spec.mla else 0),
         linear_layers=float(len(mine) - len(attending)),
-        attention_rate=device.rate(16).value, hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
+        attention_rate=device.rate(16).value * device.sustained, hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
         prefill_share=1 / layout.pcp, axes=tuple(_axes(layout, spec, hardware, stage, engine_traffic)),
     )  # fmt: skip
 
@@ -212,13 +214,13 @@ def _crossings(
 def _gathered(layout: Layout, spec: ModelSpec, *, prefill: bool) -> tuple[Crossing, ...]:
     """Experts under attention-DP: `allgather_reducescatter`, vLLM's default (docs.vllm.ai, serving/
     expert_parallel_deployment), and what SGLang and TensorRT-LLM do where no all-to-all library is named. A token crosses
-    once to each rank, where an exchange sends it once for each of its experts. Which experts it is for rides along, in
-    bytes that do not count."""
+    once to each rank, where an exchange sends it once for each of its experts; their numbers and weights ride along."""
     tokens = -(-_MANY // (layout.tp * (layout.pcp if prefill else 1)))
-    own, count = tokens * spec.hidden_size * spec.dtype_bytes, num_moe_layers(spec)
+    row, count = spec.hidden_size * spec.dtype_bytes, num_moe_layers(spec)
+    chosen = spec.moe.top_k * _CHOSEN_BYTES if spec.moe else 0
     return (
-        Crossing("all_gather", count, own, "everybody's tokens to each owner of experts"),
-        Crossing("reduce_scatter", count, own * layout.ep, "sums of expert outputs back"),
+        Crossing("all_gather", count, tokens * (row + chosen), "everybody's tokens to each owner of experts"),
+        Crossing("reduce_scatter", count, tokens * row * layout.ep, "sums of expert outputs back"),
     )
 
 
