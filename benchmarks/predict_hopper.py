@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from labkit.plan.measured_rows import Row, RowError, read_row, with_precision
 from labkit.plan.memory import memory_plan
 from labkit.plan.predict import predict_closed
 from labkit.plan.predict_rows import predict_row
-from labkit.plan.row_rules import RULES, first_full, load_rows, roofline_tpot, series_of
+from labkit.plan.row_rules import RULES, first_full, load_rows, mostly_waits, roofline_tpot, series_of
 from labkit.plan.work import EngineSettings
 
 PEER = {"tpot": 0.32, "ttft": 0.51}
@@ -87,12 +88,12 @@ HALF_OF_THE_POOL = 0.5
 
 
 def kv_steps(file: Path) -> str:
-    """Every series in which TTFT jumps while TPOT is flat, and where the planner says that KV fills."""
+    """Every series that the rule "KV full" cuts, and those where the planner says that KV fills."""
     rows, needed = [], []
     for series in series_of(_all_rows(file)):
-        measured, steps = first_full(series), [f"{s.row.concurrency:.0f}" for s in series]
-        found = [predict_row(sample.row).kv_full for sample in series]
-        predicted = found.index(True) if any(found) else len(series)
+        steps = [f"{s.row.concurrency:.0f}" for s in series]
+        measured = min(first_full(series), _first([mostly_waits(sample) for sample in series]))
+        predicted = _first([predict_row(sample.row).kv_full for sample in series])
         if min(measured, predicted) == len(series):
             continue
         row, at = series[0].row, min(measured, predicted)
@@ -100,7 +101,7 @@ def kv_steps(file: Path) -> str:
         rows.append([
             row.model, row.hardware.device.name, f"{row.engine} {row.version}".strip(), str(row.layout),
             f"{row.prompt:.0f} + {row.output:.0f}", "→".join(steps), steps[measured] if measured < len(series) else "–",
-            *_growth(series, at), f"{series[at].ttft_s:.2f}", f"{needed[-1]:.0%}",
+            *_growth(series, at), f"{series[at].ttft_s:.2f}", _share_text(series[at].row),
             steps[predicted] if predicted < len(series) else "–", "yes" if measured == predicted else "no",
         ])  # fmt: skip
     same = [row[-1] == "yes" for row in rows]
@@ -116,6 +117,19 @@ def pool_share(row: Row) -> float:
     device = row.hardware.device
     plan = memory_plan(row.layout, row.spec, device.memory_bytes, row.settings, chip=chip_of(device.name))
     return row.concurrency / plan.most_requests(math.ceil(row.prompt + row.output))
+
+
+def _share_text(row: Row) -> str:
+    """The share, and in brackets what it is where layers with a sliding window keep every token too."""
+    told = f"{pool_share(row):.0%}"
+    if row.spec.sliding_window:
+        told += f" ({pool_share(replace(row, spec=replace(row.spec, sliding_window=None))):.0%})"
+    return told
+
+
+def _first(found: list[bool]) -> int:
+    """Index of the first True; the length where there is none."""
+    return found.index(True) if any(found) else len(found)
 
 
 def _growth(series: list[Sample], at: int) -> tuple[str, str]:
@@ -208,10 +222,16 @@ def document(file: Path) -> str:
         "## Rows that are not compared",
         table(["rule", "what it drops", "rows"], [[name, said, dropped[name]] for name, said in RULES.items()]),
         "## Where KV fills",
-        "Series whose TTFT exceeds three times the step before while TPOT is flat, or in which the planner says that "
-        "KV is full, with what concurrency and TPOT grow by in that step, and the share of the predicted pool that "
-        "the requests would take with all of their tokens. A jump of requests that need a few percent of the pool is "
-        "another queue than KV's, whatever the planner says. The planner names the step of " + kv_steps(file),
+        "Series that the rule above calls full (TTFT over three times the step before while TPOT is flat, or over "
+        "half of the request's life), or in which the planner says that KV is full, with what concurrency and TPOT "
+        "grow by in that step, and the share of the predicted pool that the requests would take with all of their "
+        "tokens (in brackets: where layers with a window keep every token, as TensorRT-LLM does unless "
+        "`max_attention_window` is set). A jump of requests that need a small share is another queue than KV's. The "
+        "planner names the step of " + kv_steps(file),
+        "Not explained: gpt-oss-120b on one H200 under TensorRT-LLM, whose requests find room by this count even with "
+        "every answer reserved in full, as TensorRT-LLM does and the prediction takes it, and every layer's tokens "
+        "kept. Where TTFT grows and no row shows the step before, a limit of the server on running requests is as "
+        "likely as a full pool.",
         "## Published throughput, no row of it fitted",
         "TensorRT-LLM 0.14, all requests there from the start (`published.csv`). How large a share of the memory it "
         "was given is not said: 0.95 here. Where weights nearly fill a GPU, that decides. Mixtral's few wide experts "

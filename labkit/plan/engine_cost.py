@@ -159,7 +159,7 @@ def mean_share(work: Any) -> Any:
 def gathered_share(gathered_from: int, work: Any) -> Any:
     """Of what a rank receives where all are as busy as it is: the mean replica's tokens from each of the others, and
     the busiest sends its own at least once."""
-    return max(1 / gathered_from, mean_share(work)) if gathered_from else 1.0
+    return max(1 / gathered_from, mean_share(work)) if work.mean_tokens and gathered_from else 1.0
 
 
 def _corner(memory: Any, compute: Any, power: Any) -> Any:

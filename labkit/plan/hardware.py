@@ -62,7 +62,7 @@ class Device:
     def sustained(self) -> float:
         """How much more of its datasheet's rate the device holds in large products than Hopper does, whose power ends
         before its clock does; 1 where it is not known. A GeForce runs above the clock that its datasheet counts."""
-        return self.matmul.value / self.rates["bfloat16"].value / HOPPER_MATMUL if self.matmul else 1.0
+        return self.matmul.value / self.rate(16).value / HOPPER_MATMUL if self.matmul else 1.0
 
     def rate(self, bits: int) -> Parameter:
         """The rate of matrices kept in `bits`: of the narrowest format that the device computes in and that holds

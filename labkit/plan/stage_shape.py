@@ -171,7 +171,8 @@ def _stage(
         context_bytes=cached * full, window_context_bytes=cached * (len(attending) - full),
         state_bytes=state * (len(mine) - len(attending)), latent_layers=float(len(mine) if spec.mla else 0),
         linear_layers=float(len(mine) - len(attending)),
-        attention_rate=device.rate(16).value * device.sustained, hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
+        attention_rate=device.rate(16).value * device.sustained,
+        hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
         prefill_share=1 / layout.pcp, axes=tuple(_axes(layout, spec, hardware, stage, engine_traffic)),
     )  # fmt: skip
 
@@ -213,8 +214,8 @@ def _crossings(
 
 def _gathered(layout: Layout, spec: ModelSpec, *, prefill: bool) -> tuple[Crossing, ...]:
     """Experts under attention-DP: `allgather_reducescatter`, vLLM's default (docs.vllm.ai, serving/
-    expert_parallel_deployment), and what SGLang and TensorRT-LLM do where no all-to-all library is named. A token crosses
-    once to each rank, where an exchange sends it once for each of its experts; their numbers and weights ride along."""
+    expert_parallel_deployment), and what SGLang and TensorRT-LLM do where no all-to-all library is named. A token goes
+    to each rank once, where an exchange sends it once for each of its experts; their numbers and weights ride along."""
     tokens = -(-_MANY // (layout.tp * (layout.pcp if prefill else 1)))
     row, count = spec.hidden_size * spec.dtype_bytes, num_moe_layers(spec)
     chosen = spec.moe.top_k * _CHOSEN_BYTES if spec.moe else 0

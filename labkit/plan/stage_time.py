@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit.plan.engine_cost import LAUNCH_CORNER, EngineConstants, gathered_share, launch_seconds, mean_share
-from labkit.plan.stage_shape import StageShape
+from labkit.plan.stage_shape import AxisCost, StageShape
 from labkit.plan.work import StepWork
 
 
@@ -63,9 +63,7 @@ def stage_time(
                 uneven = min(3.0, 1 + spread / (shared * replicas * hit + 1e-6) ** 0.5)
             total += skew * ((expert_memory * busiest) ** p + (expert_token * shared * uneven) ** p) ** q
         if work.mean_tokens:
-            for axis in gathered:
-                moved = axis.prefill_token_s * prompt + axis.decode_token_s * decodes
-                total += (gathered_share(axis.gathered_from, work) - 1) * moved
+            total -= sum(_spared(axis, work) for axis in gathered)
         if decodes:
             total += decode_once * decodes / (decodes + 1)
         if not prompt:
@@ -78,3 +76,9 @@ def stage_time(
         return (total**LAUNCH_CORNER + launched**LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
 
     return seconds
+
+
+def _spared(axis: AxisCost, work: StepWork) -> float:
+    """Seconds that an axis takes less because the other replicas have fewer tokens than this one."""
+    moved = axis.prefill_token_s * work.prefill_tokens + axis.decode_token_s * work.decodes
+    return (1 - gathered_share(axis.gathered_from, work)) * moved
