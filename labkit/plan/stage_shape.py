@@ -130,7 +130,8 @@ def stage_shapes(
 ) -> tuple[StageShape, ...]:
     """One shape a stage. `kv_bytes`: of a cached number. `engine_traffic`: the experts' traffic of vLLM, SGLang and
     TensorRT-LLM as they are set by default, instead of labkit's exchange: inside tensor parallelism they end in an
-    all-reduce; under attention-DP every rank gathers everybody's tokens and the sums are scattered back."""
+    all-reduce; under attention-DP in one node every rank gathers everybody's tokens and the sums are scattered back
+    (across nodes they are told to use an exchange of their own)."""
     return tuple(_stage(layout, spec, hardware, stage, kv_bytes, engine_traffic) for stage in range(layout.pp))
 
 
@@ -188,7 +189,10 @@ def _axes(layout: Layout, spec: ModelSpec, hardware: Hardware, stage: int, engin
             continue
         share = 1 / layout.pp if axis != "pp" else 1 / (layout.pp - 1)  # of the whole path's operations: this stage's
         link = hardware.link(group if axis != "pp" else (rank, layout.group_of(axis, rank)[stage + 1]))
-        crossings = _crossings(axis, layout, spec, engine_traffic)
+        if engine_traffic and axis == "ep" and layout.attention_dp and link.kind != "network":
+            crossings = _gathered(layout, spec, prefill=True), _gathered(layout, spec, prefill=False)
+        else:
+            crossings = _crossings(axis, layout, spec, engine_traffic)
         yield _axis_cost(axis, crossings, link, len(group), share, _ranks_per_node(hardware, group))
 
 
@@ -204,8 +208,6 @@ def _crossings(
     inside = engine_traffic and layout.ep > 1 and not layout.attention_dp
     if inside and axis == "ep":
         return (), ()
-    if engine_traffic and axis == "ep" and layout.attention_dp:
-        return _gathered(layout, spec, prefill=True), _gathered(layout, spec, prefill=False)
     seen = Layout(dp=layout.dp, pp=layout.pp, pcp=layout.pcp, tp=layout.tp, dcp=layout.dcp) if inside else layout
     shapes = StepShape(prefill_tokens=_MANY), StepShape(decode_seqs=_MANY)
     prefill, decode = (axis_traffic(axis, seen, spec, shape, spec.dtype_bytes) for shape in shapes)
@@ -214,8 +216,9 @@ def _crossings(
 
 def _gathered(layout: Layout, spec: ModelSpec, *, prefill: bool) -> tuple[Crossing, ...]:
     """Experts under attention-DP: `allgather_reducescatter`, vLLM's default (docs.vllm.ai, serving/
-    expert_parallel_deployment), and what SGLang and TensorRT-LLM do where no all-to-all library is named. A token goes
-    to each rank once, where an exchange sends it once for each of its experts; their numbers and weights ride along."""
+    expert_parallel_deployment, which names exchanges for several nodes), and what SGLang and TensorRT-LLM do where no
+    all-to-all library is named. A token goes to each rank once, where an exchange sends it once for each of its
+    experts; their numbers and weights ride along."""
     tokens = -(-_MANY // (layout.tp * (layout.pcp if prefill else 1)))
     row, count = spec.hidden_size * spec.dtype_bytes, num_moe_layers(spec)
     chosen = spec.moe.top_k * _CHOSEN_BYTES if spec.moe else 0
