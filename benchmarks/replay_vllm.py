@@ -97,9 +97,11 @@ def table(runs: Sequence[Recorded]) -> dict[str, Any]:
 
 
 NOTE = """\
-A request's TTFT in these runs is mostly its wait for a slot or for KV, so it is the difference of two long times: when
-others end, and when it came. An error of one percent in the speed of all steps is several in TTFT: `schedule` beside
-`as planned` shows how many."""
+A request's TTFT in these runs is mostly its wait for a slot or for KV, so it is the difference of two long times:
+when others end, and when it came. An error of one percent in the speed of all steps is several in TTFT: `schedule`
+beside `as planned` shows how many. The instants at which requests begin and end tell the real steps one by one. In
+the run with experts they jump at two numbers of sequences, as where a kernel or a protocol of the collectives gives
+way to another; the plan, which has no such jumps, agrees below them and is short above."""
 
 
 def page(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
