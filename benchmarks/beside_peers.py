@@ -8,10 +8,11 @@ measurements of kernels, so nothing else is fetched):
 Asked is one model on one node under two limits, as a whole process each; then measured servings, row by row, ours by a
 fit that has seen no row of that model. --write keeps what it found in docs/beside_peers.md.
 
-Others, on 1 December 2026. vidur 0.0.26 (a simulator) was looked into and not installed: its wheel has no profile of any
-GPU, it takes them from a model hub when it starts, and the machine reached none. LLMServingSim, llm-d-inference-sim,
-splitwise-sim, LLMCompass and ServeGen are not in PyPI's list, and the calculon there is another program. genz-llm 0.0.16
-and llm-analysis 0.2.2 are there and were not timed: they compute one configuration, without a search or a queue.
+Others, on 1 December 2026. vidur 0.0.26 (a simulator) was looked into and not installed: its wheel has no profile of
+any GPU, it takes them from a model hub when it starts, and the machine reached none. LLMServingSim, splitwise-sim,
+llm-d-inference-sim, LLMCompass and ServeGen are not in PyPI's list, and the calculon there is another program.
+genz-llm 0.0.16 and llm-analysis 0.2.2 are there and were not timed: by their own words they compute the times of one
+configuration.
 """
 
 from __future__ import annotations
@@ -201,21 +202,22 @@ def document(python: str, rounds: int, number: int) -> str:
     return "\n\n".join([
         "# Beside another planner, on the same machine",
         "<!-- written by benchmarks/beside_peers.py --write; run it again rather than edit this -->",
-        f"aiconfigurator {version} and `labkit plan`, in turn, {rounds} rounds, on {os.cpu_count()} cores (load average "
-        f"{load:.1f} before; where others use the cores, processor time is what to compare). Asked: Llama-3.1-70B in "
+        f"aiconfigurator {version} and `labkit plan`, in turn, {rounds} rounds, on {os.cpu_count()} cores (load "
+        f"average {load:.1f} before; where others use the cores, processor time is what to compare). Asked: Llama-3.1-70B in "
         f"bfloat16 on {NUM_GPUS} H200 with vLLM, {TOKENS} + {TOKENS} tokens, TTFT at most {TTFT_MS} ms, TPOT at most "
         f"{TPOT_MS} ms. The peer looks for the most tokens a GPU at whatever load gives them; labkit for the smallest "
         f"layout that serves {IN_FLIGHT} requests in flight, which is the load of the peer's answer, and has the "
         "simulator look at it.",
         table(["whole process, s", "processor, least", "most", "wall, least", "most"],
               [times("aiconfigurator", theirs), times("labkit", ours)]),
-        f"Processor time, the least of either: {min(t.cpu_s for t in theirs) / min(t.cpu_s for t in ours):.1f} times as "
-        "long.",
+        f"Processor time, the least of either: {min(t.cpu_s for t in theirs) / min(t.cpu_s for t in ours):.1f} times "
+        "as long.",
         "## What each answers", answers(peer, plan),
         "## Measured rows",
         f"Llama-3.1-70B in FP8 on vLLM, {len(found)} rows from end to end of those in `serving_hopper.csv` that are "
         f"compared; ms. Theirs by its data of vLLM {data} (the rows' own versions are older and not in it) and its "
-        f"defaults for {CHECKPOINT}, ours by a fit that has seen no row of the model. A row takes it {np.median(seconds[0]):.1f} s of processor time, and us "
+        f"defaults for {CHECKPOINT}, ours by a fit that has seen no row of the model. A row takes it "
+        f"{np.median(seconds[0]):.1f} s of processor time, and us "
         f"{np.median(seconds[1]) * 1e3:.1f} ms (medians, the first left out).",
         measured_rows(found),
     ]) + "\n"  # fmt: skip

@@ -1,7 +1,7 @@
 """What aiconfigurator predicts of single configurations: run by the Python that has it (see beside_peers.py).
 
-`PYTHON peer_aiconfigurator.py` reads {"rows": [keyword arguments of its cli_estimate …]} from stdin and prints the answer
-as the last line of stdout: ms, the version of its data, and the seconds that each took. All else is left as it sets it.
+`PYTHON peer_aiconfigurator.py` reads {"rows": [keyword arguments of its cli_estimate …]} from stdin and prints as the
+last line of stdout: ms, the version of its data, and the seconds that each took. All else is left as it sets it.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def data_dir() -> Path:
 
 
 def read_text(path: str | Path, kind: str = "file") -> str:
-    """The text of a file that somebody named, of a pipe, or of the standard input for "-": UTF-8, with or without a byte
-    order mark (Excel writes one).
+    """The text of a file that somebody named, of a pipe, or of the standard input for "-": UTF-8, with or without a
+    byte order mark (Excel writes one).
 
     Raises FileNotFoundError or ValueError with a sentence; `kind` is what should have been there.
     """

@@ -1,7 +1,7 @@
 """What the program `labkit` runs first: Ctrl-C while the commands are still being imported ends it without a word.
 
-Imports take half a second, and on a busy machine several; a KeyboardInterrupt in the midst of them is a page of traceback
-about files that nobody asked for. Once they are there, each command says what it left.
+Imports take half a second, and on a busy machine several; a KeyboardInterrupt in the midst of them is a page of
+traceback about files that nobody asked for. Once they are there, each command says what it left.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def advise(
                          "--server-tokens-per-s.")  # fmt: skip
     if hardware.num_gpus > MOST_GPUS:
         raise ValueError(
-            f"{hardware.num_gpus:,} GPUs: a plan looks at every layout of up to {MOST_GPUS}. Plan for a share of them and "
-            "of the traffic, and repeat what is chosen; one layout of more GPUs looks at `labkit simulate`."
+            f"{hardware.num_gpus:,} GPUs: a plan looks at every layout of up to {MOST_GPUS}. Plan for a share of them "
+            "and of the traffic, and repeat what is chosen; one layout of more GPUs takes `labkit simulate`."
         )
     price = hardware.device.price_per_hour if price is None else price
     asked_for = Case(spec, hardware, workload, objective, settings or EngineSettings(), engine, price)

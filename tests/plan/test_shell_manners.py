@@ -1,4 +1,4 @@
-"""How the commands behave in a shell: pipes that close, Ctrl-C, full disks, files that are no files, numbers out of reach."""
+"""How the commands behave in a shell: pipes that close, Ctrl-C, full disks, odd files, numbers out of reach."""
 
 from __future__ import annotations
 
