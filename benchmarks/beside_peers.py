@@ -206,8 +206,8 @@ def document(python: str, rounds: int, number: int) -> str:
         f"average {load:.1f} before; where others use the cores, processor time is what to compare). Asked: "
         f"Llama-3.1-70B in bfloat16 on {NUM_GPUS} H200, vLLM, {TOKENS} + {TOKENS} tokens, TTFT at most {TTFT_MS} ms, "
         f"TPOT at most {TPOT_MS} ms, on average. The peer looks for the most tokens a GPU at whatever load gives them, "
-        f"with and without prefill apart; labkit for the smallest layout that serves {IN_FLIGHT} requests in flight, "
-        "which is the load of the peer's answer, and has the simulator look at it.",
+        "with and without prefill apart (shown is without); labkit for the smallest layout that serves "
+        f"{IN_FLIGHT} requests in flight, which is the load of the peer's answer, and has the simulator look at it.",
         table(["whole process, s", "processor, least", "most", "wall, least", "most"],
               [times("aiconfigurator", theirs), times("labkit", ours)]),
         f"Processor time, the least of either: {min(t.cpu_s for t in theirs) / min(t.cpu_s for t in ours):.1f} times "
