@@ -18,8 +18,9 @@ from labkit.engine.plan import StepPlan
 from labkit.engine.request import Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
 from labkit.plan.sim.cost import DecodeTable, work_of
+from labkit.plan.sim.ledger import CountedLedger, KeyedLedger
 from labkit.plan.sim.plan import SimPlan, counted
-from labkit.plan.sim.pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
+from labkit.plan.sim.pool import CountedPool, KeyedPool
 from labkit.plan.sim.replica import SimReplica
 from labkit.plan.sim.request import Answer, Job
 from labkit.plan.work import StepCost
