@@ -72,7 +72,6 @@ class _Simulation:
         self.pools, self.units = set_up(layout, cost, kv_blocks, settings, options)
         self.routing = Routing(self.pools, options.routing == "least-requests")
         self.handoffs = Handoffs(cost)
-        self._tells_router = self.routing.has_boards
         count = len(requests)
         self.arrival = [request.arrival_s for request in requests]
         self.seen, self.begun, self.first, self.finished = ([float("nan")] * count for _ in range(4))
@@ -80,7 +79,7 @@ class _Simulation:
         self.refused: dict[int, str] = {}
         self.num_finished = self.cached_tokens = 0
         self.waiting, self.kv_blocks = Series(), Series()
-        self._heap: list[tuple[float, int, int, Any]] = []
+        self._heap: list[tuple[float, int, int, Any, Any]] = []
         self._number = 0
         self._next_arrival = inf
         self._next = 0
@@ -124,33 +123,32 @@ class _Simulation:
             index = self._next
             self._next += 1
             self.arrival[index] = now
-            self._push(now, _ARRIVAL, Job(index, self.requests[index], self.counted))
+            self._push(now, _ARRIVAL, Job(index, self.requests[index], self.counted), None)
 
     def _send_free(self, unit: AnyUnit, now: float) -> None:
         """Who is sent because others have finished now comes before the unit plans on."""
         unit.wakes_at = now
         for replica in unit.replicas:
-            self.routing.changed(replica)
+            _note_load(replica)
         while self._heap and self._heap[0][:2] == (now, _ARRIVAL):
             self._happen()
 
-    def _push(self, at: float, kind: int, what: Any) -> None:
+    def _push(self, at: float, kind: int, what: Any, more: Any) -> None:
         self._number += 1
-        heappush(self._heap, (at, kind, self._number, what))
+        heappush(self._heap, (at, kind, self._number, what, more))
 
     def _happen(self) -> None:
-        now, kind, _, what = heappop(self._heap)
+        now, kind, _, what, more = heappop(self._heap)
         if kind == _ALARM:
-            unit, version = what
-            if unit.version == version:
-                self._alarm(unit, now)
-                self._go_on(unit)
+            if what.version == more:
+                self._alarm(what, now)
+                self._go_on(what)
         elif kind == _ARRIVAL:
             self._arrive(what, now)
         elif kind == _ADOPTION:
-            self._adopt(what[0], what[1], now)
+            self._adopt(what, more, now)
         else:
-            self._land(what[0], what[1], now)
+            self._land(what, more, now)
 
     # ---- what happens
 
@@ -167,7 +165,7 @@ class _Simulation:
         self.replica[index] = replica.index
         self.waiting.add(now, 1)
         replica.waiting += 1
-        self.routing.changed(replica)
+        _note_load(replica)
         if self.ahead:
             replica.unseen.append(job)
         else:
@@ -179,14 +177,15 @@ class _Simulation:
         if unit.wakes_at is None:
             unit.wakes_at = now
             unit.version += 1
-            self._push(now, _ALARM, (unit, unit.version))
+            self._push(now, _ALARM, unit, unit.version)
         elif unit.interrupt(now):
-            self._push(unit.wakes_at, _ALARM, (unit, unit.version))
+            self._push(unit.wakes_at, _ALARM, unit, unit.version)
 
     def _alarm(self, unit: AnyUnit, now: float) -> None:
         end, ended = unit.end()
         for replica, plan, finished in ended:
-            self._note(replica, plan, finished, end)
+            if finished or plan.prefills:
+                self._note(replica, plan, finished, end)
         if self.concurrency and end <= now:
             self._send_free(unit, now)
         for job in unit.begin(now):
@@ -197,8 +196,7 @@ class _Simulation:
                     self.seen[job.index] = now
                 replica.unseen = []
             self._note_room(replica, now)
-            if self._tells_router:
-                self.routing.changed(replica)
+            _note_load(replica)
             if replica.scheduler.admitted:
                 self._send(replica, now)
 
@@ -207,7 +205,7 @@ class _Simulation:
         heap = self._heap
         while (at := unit.wakes_at) is not None:
             if at >= self._next_arrival or (heap and at >= heap[0][0]):
-                self._push(at, _ALARM, (unit, unit.version))
+                self._push(at, _ALARM, unit, unit.version)
                 return
             self._alarm(unit, at)
 
@@ -241,8 +239,9 @@ class _Simulation:
             self.waiting.add(now, waiting - replica.waiting)
             replica.waiting = waiting
         used = pool.num_blocks - pool.num_free
-        if abs(used - replica.used_blocks) >= replica.noted_blocks:
-            self.kv_blocks.add(now, used - replica.used_blocks)
+        change = used - replica.used_blocks
+        if change >= replica.noted_blocks or -change >= replica.noted_blocks:
+            self.kv_blocks.add(now, change)
             replica.used_blocks = used
         if used > replica.peak_blocks:
             replica.peak_blocks = used
@@ -252,20 +251,20 @@ class _Simulation:
     def _hand_over(self, source: SimReplica, end: float) -> None:
         handed, source.scheduler.handed = source.scheduler.handed, []
         for job in handed:
-            self._push(end, _ADOPTION, (job, source))
+            self._push(end, _ADOPTION, job, source)
 
     def _adopt(self, job: Job, source: SimReplica, now: float) -> None:
         target = self.routing.take_over(job, now)
         self.handoffs.open(job, source)
         self.replica[job.index] = target.index
         target.scheduler.adopt(job)
-        self.routing.changed(target)
+        _note_load(target)
         self._stir(target.unit, now)
 
     def _send(self, replica: SimReplica, now: float) -> None:
         admitted, replica.scheduler.admitted = replica.scheduler.admitted, []
         for job in admitted:
-            self._push(self.handoffs.start(job, replica, now), _LANDING, (job, replica))
+            self._push(self.handoffs.start(job, replica, now), _LANDING, job, replica)
 
     def _land(self, job: Job, target: SimReplica, now: float) -> None:
         source = self.handoffs.close(job)
@@ -273,7 +272,7 @@ class _Simulation:
         target.scheduler.landed(job)
         self.first[job.index] = now  # the user gets the token with the KV, as vLLM and SGLang do it
         for replica in (target, source):
-            self.routing.changed(replica)
+            _note_load(replica)
             self._stir(replica.unit, now)
 
     # ---- what came of it
@@ -292,3 +291,9 @@ class _Simulation:
             num_steps=sum(unit.num_steps for unit in self.units), cached_tokens=self.cached_tokens,
             replica=np.asarray(self.replica, np.int32),
         )  # fmt: skip
+
+
+def _note_load(replica: SimReplica) -> None:
+    """Its work, or the run that it is in, is another: who is asked for the least work knows."""
+    if replica.board is not None:
+        replica.board.note(replica)

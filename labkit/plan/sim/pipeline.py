@@ -23,6 +23,7 @@ from labkit.plan.sim.plan import SimPlan, counted
 from labkit.plan.sim.pool import CountedPool, KeyedPool
 from labkit.plan.sim.replica import SimReplica
 from labkit.plan.sim.request import Answer, Job
+from labkit.plan.sim.unit import Ended
 from labkit.plan.work import StepCost
 
 MAX_ROUND_STEPS = 256
@@ -214,7 +215,7 @@ class StagedUnit:
 
     # ---- the end of a step
 
-    def end(self) -> tuple[float, list[tuple[SimReplica, SimPlan, list[Job]]]]:
+    def end(self) -> Ended:
         due, self.wakes_at = self.wakes_at, None
         self._bring_up_to_date()
         if not self._flights or due is not None and self._flights[0].end > due:

@@ -15,6 +15,9 @@ class SimReplica(Replica):
     scheduler: Any
     now: float = 0.0
     """The instant that a router asks at."""
+    board: Any = None
+    """A `Board` that a router finds it on, and its place there."""
+    place: int = 0
 
     def __init__(self, *args: Any, **others: Any) -> None:
         super().__init__(*args, **others)

@@ -36,14 +36,7 @@ class Routing:
         plain = all(pool.role in ("any", "prefill") for pool in pools.pools if pool.role != "decode")
         self._begin = self._board(self._beginning, policy) if plain else None
         self._take_over = self._board(self._decoding, "least-work")
-        self._boards: dict[int, Board] = {
-            replica.index: board for board in (self._begin, self._take_over) if board for replica in board.replicas
-        }
         self._only = self._beginning[0] if len(self._beginning) == 1 and not self._decoding else None
-
-    @property
-    def has_boards(self) -> bool:
-        return bool(self._boards)
 
     @staticmethod
     def _board(replicas: Sequence[SimReplica], policy: str) -> Board | None:
@@ -78,56 +71,56 @@ class Routing:
             replica.now = now
         return cast(SimReplica, self._pools.take_over(job)[0])
 
-    def changed(self, replica: SimReplica) -> None:
-        """Its work, or the run that it is in, is another."""
-        if self._boards and (board := self._boards.get(replica.index)) is not None:
-            board.note(replica)
-
 
 class Board:
-    """What replicas have to do, as columns; in a run it falls with each step planned (see `Pace.begun`)."""
+    """What replicas have to do, as columns. In a run of steps it falls with each step that is planned, about as a
+    straight line does: those that the line leaves in question are asked.
+    """
 
     def __init__(self, replicas: Sequence[SimReplica]) -> None:
         self.replicas = replicas
-        self._place = {replica.index: place for place, replica in enumerate(replicas)}
+        for place, replica in enumerate(replicas):
+            replica.board, replica.place = self, place
         count = len(replicas)
-        self._load, self._each, self._start, self._slope = (np.zeros(count) for _ in range(4))
-        self._num, self._half, self._square = (np.ones(count) for _ in range(3))
-        self._lead = float(replicas[0].unit.ahead)
-        """1: a step is planned when the one before it begins."""
-        self._passed, self._begun = np.zeros(count), np.zeros(count)
+        self._least, self._since, self._fall = (np.zeros(count) for _ in range(3))
+        """No replica has less to do than `least` − `fall` · (now − `since`)."""
+        self._ahead = replicas[0].unit.ahead
+        self._line, self._is_near = np.zeros(count), np.zeros(count, bool)
         self._next = 0
 
     def note(self, replica: SimReplica) -> None:
-        place, unit, scheduler = self._place[replica.index], replica.unit, replica.scheduler
+        """Its work, or the run that it is in, is another."""
+        place, unit, scheduler = replica.place, replica.unit, replica.scheduler
         pace, load = unit.pace, scheduler.ledger.load_tokens
         if pace.num == 1:
-            self._load[place], self._each[place], self._num[place] = load, 0.0, 1.0
+            self._least[place], self._fall[place] = load, 0.0
             return
-        half, each = pace.first / 2 - pace.slope / 4, scheduler.num_counted
-        self._load[place], self._each[place], self._num[place] = load + each, each, pace.num
-        self._start[place], self._half[place], self._square[place] = unit.start, half, half * half
-        self._slope[place] = pace.slope / 2
+        tokens, shortest = scheduler.num_counted, min(pace.first, pace.after(pace.num) - pace.after(pace.num - 1))
+        if shortest <= 0:
+            self._least[place], self._fall[place] = load - pace.num * tokens, 0.0
+            return
+        self._least[place] = load - tokens if self._ahead else load
+        self._since[place], self._fall[place] = unit.start, tokens / shortest
 
     def choose(self, now: float) -> SimReplica:
-        passed, begun = self._passed, self._begun
-        np.subtract(now, self._start, out=passed)
-        np.multiply(self._slope, passed, out=begun)
-        begun += self._square
-        np.sqrt(begun, out=begun)
-        begun += self._half
-        np.divide(passed, begun, out=begun)
-        np.ceil(begun, out=begun)
-        if self._lead:
-            begun += self._lead
-        np.minimum(begun, self._num, out=begun)
-        np.maximum(begun, 1.0, out=begun)
-        begun *= self._each
-        load = np.subtract(self._load, begun, out=begun)
-        turn = self._next
-        chosen = turn + int(load[turn:].argmin())
-        before = int(load[:turn].argmin()) if turn else chosen
-        if load[before] < load[chosen]:
-            chosen = before
-        self._next = (chosen + 1) % len(load)
+        """The one with the least to do; of several the next in turn."""
+        line, near = self._line, self._is_near
+        np.subtract(now, self._since, out=line)
+        if self._ahead:  # the run may be planned, and not begun
+            np.maximum(line, 0.0, out=line)
+        np.multiply(line, self._fall, out=line)
+        np.subtract(self._least, line, out=line)
+        chosen = int(line.argmin())
+        least = self._load(chosen, now)
+        np.less_equal(line, least + 0.5, out=near)  # loads are whole numbers, and a line is rounded
+        places = near.nonzero()[0]
+        if len(places) > 1:
+            turn, count = self._next, len(self.replicas)
+            chosen = min(places.tolist(), key=lambda place: (self._load(place, now), (place - turn) % count))
+        self._next = (chosen + 1) % len(self.replicas)
         return self.replicas[chosen]
+
+    def _load(self, place: int, now: float) -> int:
+        replica = self.replicas[place]
+        tokens: int = replica.scheduler.ledger.load_tokens
+        return tokens - (replica.unit.num_begun(now) - 1) * replica.scheduler.num_counted
