@@ -141,8 +141,7 @@ class _Simulation:
         now, kind, _, what, more = heappop(self._heap)
         if kind == _ALARM:
             if what.version == more:
-                self._alarm(what, now)
-                self._go_on(what)
+                self._go_on(what, now)
         elif kind == _ARRIVAL:
             self._arrive(what, now)
         elif kind == _ADOPTION:
@@ -165,7 +164,8 @@ class _Simulation:
         self.replica[index] = replica.index
         self.waiting.add(now, 1)
         replica.waiting += 1
-        _note_load(replica)
+        if replica.board is not None:
+            replica.board.note(replica)
         if self.ahead:
             replica.unseen.append(job)
         else:
@@ -181,33 +181,52 @@ class _Simulation:
         elif unit.interrupt(now):
             self._push(unit.wakes_at, _ALARM, unit, unit.version)
 
-    def _alarm(self, unit: AnyUnit, now: float) -> None:
-        end, ended = unit.end()
-        for replica, plan, finished in ended:
-            if finished or plan.prefills:
-                self._note(replica, plan, finished, end)
-        if self.concurrency and end <= now:
-            self._send_free(unit, now)
-        for job in unit.begin(now):
-            self._note_begun(job, unit)
-        for replica in unit.replicas:
-            if replica.unseen:
-                for job in replica.unseen:
-                    self.seen[job.index] = now
-                replica.unseen = []
-            self._note_room(replica, now)
-            _note_load(replica)
-            if replica.scheduler.admitted:
-                self._send(replica, now)
-
-    def _go_on(self, unit: AnyUnit) -> None:
-        """Until something else happens before its next alarm."""
-        heap = self._heap
-        while (at := unit.wakes_at) is not None:
+    def _go_on(self, unit: AnyUnit, now: float) -> None:
+        """Its alarm, and all that follow before something else happens."""
+        heap, begun = self._heap, self.begun
+        while True:
+            end, ended = unit.end()
+            for replica, plan, finished in ended:
+                if finished or plan.prefills:
+                    self._note(replica, plan, finished, end)
+            if self.concurrency and end <= now:
+                self._send_free(unit, now)
+            for job in unit.begin(now):
+                if begun[job.index] != begun[job.index]:
+                    begun[job.index] = unit.start
+                    self.cached_tokens += job.num_cached
+            for replica in unit.replicas:
+                self._look_at(replica, now)
+            at = unit.wakes_at
+            if at is None:
+                return
             if at >= self._next_arrival or (heap and at >= heap[0][0]):
                 self._push(at, _ALARM, unit, unit.version)
                 return
-            self._alarm(unit, at)
+            now = at
+
+    def _look_at(self, replica: SimReplica, now: float) -> None:
+        """What has become of its queue and its room, and what it sends."""
+        scheduler = replica.scheduler
+        if replica.unseen:
+            for job in replica.unseen:
+                self.seen[job.index] = now
+            replica.unseen = []
+        pool, waiting = scheduler.pool, len(scheduler.waiting)
+        if waiting != replica.waiting:
+            self.waiting.add(now, waiting - replica.waiting)
+            replica.waiting = waiting
+        used = pool.num_blocks - pool.num_free
+        change = used - replica.used_blocks
+        if change >= replica.noted_blocks or -change >= replica.noted_blocks:
+            self.kv_blocks.add(now, change)
+            replica.used_blocks = used
+        if used > replica.peak_blocks:
+            replica.peak_blocks = used
+        if replica.board is not None:
+            replica.board.note(replica)
+        if scheduler.admitted:
+            self._send(replica, now)
 
     def _note(self, replica: SimReplica, plan: Any, finished: list[Any], end: float) -> None:
         first = self.first
@@ -225,26 +244,6 @@ class _Simulation:
                 self.on_progress(self.num_finished)
         if replica.scheduler.handed:
             self._hand_over(replica, end)
-
-    def _note_begun(self, job: Job, unit: AnyUnit) -> None:
-        index = job.index
-        if self.begun[index] != self.begun[index]:
-            self.begun[index] = unit.start
-            self.cached_tokens += job.num_cached
-
-    def _note_room(self, replica: SimReplica, now: float) -> None:
-        scheduler = replica.scheduler
-        pool, waiting = scheduler.pool, len(scheduler.waiting)
-        if waiting != replica.waiting:
-            self.waiting.add(now, waiting - replica.waiting)
-            replica.waiting = waiting
-        used = pool.num_blocks - pool.num_free
-        change = used - replica.used_blocks
-        if change >= replica.noted_blocks or -change >= replica.noted_blocks:
-            self.kv_blocks.add(now, change)
-            replica.used_blocks = used
-        if used > replica.peak_blocks:
-            replica.peak_blocks = used
 
     # ---- from pool to pool
 

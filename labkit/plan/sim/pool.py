@@ -95,11 +95,9 @@ class CountedPool(BlockPool):
         self.num_free -= count
         if count <= self._num_empty:
             self._num_empty -= count
-        else:
-            self._evict_oldest(count - self._num_empty)
-            self._num_empty = 0
-
-    def _evict_oldest(self, count: int) -> None:
+            return
+        count -= self._num_empty
+        self._num_empty = 0
         segments = self._segments
         while count:
             segment = segments[0]

@@ -210,7 +210,10 @@ class SimScheduler(Counting):
         num_steps = self._events[0][0] - self.tick
         if num_steps <= 0 or self._prefilling:
             return 0
-        return self._takers.steps(self.tick, num_steps, self.pool.num_free)
+        takers, free = self._takers, self.pool.num_free
+        if takers.total * (num_steps // self._size + 1) <= free:
+            return num_steps
+        return takers.steps(self.tick, num_steps, free)
 
     def num_taken(self, num_steps: int) -> int:
         """Blocks that the next so many such steps take."""

@@ -33,32 +33,35 @@ class SoloUnit(Unit):
             self.wakes_at = self.free_at if self.free_at > now or released else None
             return ()
         self.start = now if now > self.free_at else self.free_at
-        if plan.is_pure:
-            self._set_pace(plan, released)
+        more = self._set_pace(plan, released)
+        if more:
             self._set_alarm()
         else:
-            pace = self.pace
-            pace.num, pace.first, pace.slope = 1, self.cost.seconds(work_of(plan, self.window)), 0.0
-            self.free_at = self.start + pace.first
+            self.free_at = self.start + self.pace.first
             self.wakes_at = self.start if self.ahead else self.free_at
         begun: Sequence[Job] = plan.begun
         return begun
 
-    def _set_pace(self, plan: SimPlan, released: bool) -> None:
-        pace, num, context, of = self.pace, plan.num_decodes, plan.decode_context, self._table.of
-        first = pace.first = of(num, context)
-        more = self._scheduler.num_quiet_steps() if self.jump else 0
-        if more and not (released and self._scheduler.waiting):
-            pace.num, pace.slope = 1 + more, (of(num, context + more * num) - first) / more
+    def _set_pace(self, plan: SimPlan, released: bool) -> int:
+        """Of the step planned, and of those like it that follow: how many there are."""
+        pace, more = self.pace, 0
+        if plan.is_pure:
+            num, context, of = plan.num_decodes, plan.decode_context, self._table.of
+            pace.first = of(num, context)
+            if self.jump and not (released and self._scheduler.waiting):
+                more = self._scheduler.num_quiet_steps()
+                if more:
+                    pace.num, pace.slope = 1 + more, (of(num, context + more * num) - pace.first) / more
         else:
-            pace.num, pace.slope = 1, 0.0
+            pace.first = self.cost.seconds(work_of(plan, self.window))
+        return more
 
     def end(self) -> Ended:
         plan, pace, self.wakes_at = self._plan, self.pace, None
         if plan is None:
             return self.free_at, ()
         self._plan = None
-        num_steps, pace.num = pace.num, 1
+        num_steps, pace.num, pace.slope = pace.num, 1, 0.0
         self.num_steps += num_steps
         scheduler, replica = self._scheduler, self._replica
         if num_steps > 1:

@@ -34,7 +34,7 @@ class Takers:
     def steps(self, tick: int, num_steps: int, free: int) -> int:
         """How many of `num_steps` steps find their blocks among `free`."""
         size, total = self._size, self.total
-        if total * (num_steps // size + 1) <= free:
+        if not total:
             return num_steps
         rounds = min(num_steps // size, max(0, free // total - 1))
         free -= rounds * total

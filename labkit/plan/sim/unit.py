@@ -65,8 +65,9 @@ class Unit:
 
     def _set_alarm(self) -> None:
         pace, start = self.pace, self.start
-        self.free_at = start + pace.after(pace.num)
-        self.wakes_at = start + pace.after(pace.num - 1) if self.ahead else self.free_at
+        num, first, slope = pace.num, pace.first, pace.slope
+        self.free_at = start + (num * first + slope * (num * (num - 1) / 2))
+        self.wakes_at = start + pace.after(num - 1) if self.ahead else self.free_at
 
     def _pace(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> Pace:
         num_steps = self._num_alike(plans, released) if self.jump else 1
