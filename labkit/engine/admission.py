@@ -7,8 +7,8 @@ ten have finished, for a p90 of nine is a guess.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from collections import deque
 
 from labkit.engine.request import Request, RequestRefused
 
@@ -20,20 +20,28 @@ class ExpectedLength:
     """The running p90 of finished answers' lengths, by nearest rank."""
 
     def __init__(self) -> None:
-        self._recent: deque[int] = deque()
-        self._sorted: list[int] = []
+        # A simulator keeps hundreds of these, and comes by each now and then: numbers in one piece are soon at hand.
+        self._recent, self._sorted = array("q"), array("q")
+        self._oldest = 0
+        self._p90 = 0
+        """0: not known yet."""
 
     def observe(self, num_tokens: int) -> None:
-        if len(self._recent) == WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(num_tokens)
-        insort(self._sorted, num_tokens)
+        lengths, recent, oldest = self._sorted, self._recent, self._oldest
+        if len(recent) == WINDOW:
+            del lengths[bisect_left(lengths, recent[oldest])]
+            recent[oldest] = num_tokens
+            self._oldest = (oldest + 1) % WINDOW
+        else:
+            recent.append(num_tokens)
+        insort(lengths, num_tokens)
+        count = len(lengths)
+        if count >= MIN_FINISHED:
+            self._p90 = max(1, lengths[-(-count * 9 // 10) - 1])
 
     def of(self, max_tokens: int) -> int:
-        count = len(self._sorted)
-        if count < MIN_FINISHED:
-            return max_tokens
-        return min(max_tokens, max(1, self._sorted[-(-count * 9 // 10) - 1]))
+        p90 = self._p90
+        return p90 if 0 < p90 < max_tokens else max_tokens
 
 
 def check_request(request: Request, max_context: int, vocab_size: int | None = None) -> None:

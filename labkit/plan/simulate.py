@@ -7,10 +7,11 @@ Between them time is skipped. What a step takes is asked of a cost model; everyt
 from __future__ import annotations
 
 import gc
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,9 @@ class _Simulation:
         self.handoffs = Handoffs(cost)
         count = len(requests)
         self.arrival = [request.arrival_s for request in requests]
-        self.seen, self.begun, self.first, self.finished = ([float("nan")] * count for _ in range(4))
-        self.replica = [-1] * count
+        never = array("d", [nan])
+        self.seen, self.begun, self.first, self.finished = (never * count for _ in range(4))
+        self.replica = array("i", [-1]) * count
         self.refused: dict[int, str] = {}
         self.num_finished = self.cached_tokens = 0
         self.waiting, self.kv_blocks = Series(), Series()
@@ -129,7 +131,7 @@ class _Simulation:
         """Who is sent because others have finished now comes before the unit plans on."""
         unit.wakes_at = now
         for replica in unit.replicas:
-            _note_load(replica)
+            replica.note_load()
         while self._heap and self._heap[0][:2] == (now, _ARRIVAL):
             self._happen()
 
@@ -164,8 +166,7 @@ class _Simulation:
         self.replica[index] = replica.index
         self.waiting.add(now, 1)
         replica.waiting += 1
-        if replica.board is not None:
-            replica.board.note(replica)
+        replica.note_load()
         if self.ahead:
             replica.unseen.append(job)
         else:
@@ -257,7 +258,7 @@ class _Simulation:
         self.handoffs.open(job, source)
         self.replica[job.index] = target.index
         target.scheduler.adopt(job)
-        _note_load(target)
+        target.note_load()
         self._stir(target.unit, now)
 
     def _send(self, replica: SimReplica, now: float) -> None:
@@ -271,7 +272,7 @@ class _Simulation:
         target.scheduler.landed(job)
         self.first[job.index] = now  # the user gets the token with the KV, as vLLM and SGLang do it
         for replica in (target, source):
-            _note_load(replica)
+            replica.note_load()
             self._stir(replica.unit, now)
 
     # ---- what came of it
@@ -290,9 +291,3 @@ class _Simulation:
             num_steps=sum(unit.num_steps for unit in self.units), cached_tokens=self.cached_tokens,
             replica=np.asarray(self.replica, np.int32),
         )  # fmt: skip
-
-
-def _note_load(replica: SimReplica) -> None:
-    """Its work, or the run that it is in, is another: who is asked for the least work knows."""
-    if replica.board is not None:
-        replica.board.note(replica)

@@ -47,16 +47,11 @@ class Counting(Scheduler):
         self._prefilling: list[Request] = []
         self._order = 0
 
-    def _advance(self, num_steps: int, num_blocks: int) -> None:
-        """So many steps of those that are counted, which take so many blocks."""
-        tokens, ledger = self.num_counted * num_steps, self.ledger
-        if num_blocks:
-            self.pool.lend(num_blocks)
-            if ledger.reserving:
-                ledger.num_reserved -= self._promised.taken(self.tick, num_steps)
-        ledger.load_tokens -= tokens
-        self.context += tokens
-        self.tick += num_steps
+    def _lend(self, num_steps: int, num_blocks: int) -> None:
+        """The blocks that so many steps from here on take, some of which were promised."""
+        self.pool.lend(num_blocks)
+        if self.ledger.reserving:
+            self.ledger.num_reserved -= self._promised.taken(self.tick, num_steps)
 
     def _count(self, job: Job) -> None:
         """From the next step on it decodes uncounted."""

@@ -26,13 +26,16 @@ class SimLedger(Ledger):
         self._size = pool.block_size
 
     def _expected_tokens(self, request: Request) -> int:
-        job, answer = cast(Job, request), 1
+        job = cast(Job, request)
+        longest = job.final
         if not self.expects:
-            return job.final
-        answer += job.output.count
+            return longest
+        answer: int = job.output.count + 1
         if not self.prefills_only:
             answer = max(answer, self.expected_length.of(job.params.max_tokens))
-        return self._whole_blocks(job, job.num_prompt + answer - 1)
+        size = self._size
+        whole = -(-(job.num_prompt + answer - 1) // size) * size
+        return whole if whole < longest else longest
 
     def _whole_blocks(self, request: Request, num_tokens: int) -> int:
         longest, whole = cast(Job, request).final, -(-num_tokens // self._size) * self._size
@@ -69,12 +72,13 @@ class CountedLedger(SimLedger):
 
     def take(self, request: Request, num_tokens: int) -> bool:
         job, pool = cast(Job, request), self.pool
-        held, end = job.blocks, job.num_computed + num_tokens
+        held, computed = job.blocks, job.num_computed
+        end = computed + num_tokens
         missing = -(-end // self._size) - held.count
         if missing > pool.num_free:
             return False
-        if not job.in_flight:
-            self.publish(job, job.num_computed)
+        if computed and not job.in_flight:
+            self.publish(job, computed)
         if missing > 0:
             held.count += missing
             pool.lend(missing)

@@ -27,6 +27,11 @@ class SimReplica(Replica):
         self.noted_blocks = max(1, self.scheduler.pool.num_blocks // 200)
         """A change of the KV cache that is worth a note for its use over time: half a hundredth."""
 
+    def note_load(self) -> None:
+        """Its work, or the run that it is in, is another: who is asked for the least work knows."""
+        if self.board is not None:
+            self.board.note(self)
+
     def note_use(self) -> None:
         pool = self.scheduler.pool
         used = pool.num_blocks - pool.num_free

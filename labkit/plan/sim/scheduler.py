@@ -67,11 +67,15 @@ class SimScheduler(Counting):
             return self._schedule_exactly()
         if self._outliving:
             self._expect_more()
-        if self._late:
+        if self._late is not None and self._late.heap:
             self._late.catch_up(self.tick, self.ledger)
         num_counted = self.num_counted
         if num_counted:
-            self._advance(1, taken)
+            if taken:
+                self._lend(1, taken)
+            self.ledger.load_tokens -= num_counted
+            self.context += num_counted
+            self.tick += 1
         if self._prefilling or self.waiting:
             plan = SimPlan()
             self._add_prompts(plan)
@@ -96,7 +100,8 @@ class SimScheduler(Counting):
 
     def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         """The engine's, where there is room already."""
-        rest = request.num_tokens - request.num_computed
+        job = cast(Job, request)
+        rest = job.num_prompt + job.output.count - job.num_computed
         chunk = rest if rest < budget else budget
         if not chunk or not self.ledger.take(request, chunk):
             return super()._add_chunk(plan, request, budget)
@@ -175,7 +180,10 @@ class SimScheduler(Counting):
                 self._hand_over(job)
             else:
                 self._count(job)
-        self._prefilling = [request for request in self._prefilling if request.phase is PREFILL]
+        if len(sampled) == len(self._prefilling):
+            self._prefilling = []
+        else:
+            self._prefilling = [request for request in self._prefilling if request.phase is PREFILL]
         return finished
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
@@ -225,4 +233,10 @@ class SimScheduler(Counting):
 
     def skip(self, num_steps: int) -> None:
         """So many steps like the one on its way have run behind it."""
-        self._advance(num_steps, self._takers.taken(self.tick, num_steps))
+        taken = self._takers.taken(self.tick, num_steps)
+        if taken:
+            self._lend(num_steps, taken)
+        tokens = self.num_counted * num_steps
+        self.ledger.load_tokens -= tokens
+        self.context += tokens
+        self.tick += num_steps

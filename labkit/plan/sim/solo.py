@@ -15,6 +15,8 @@ from labkit.plan.work import StepCost
 class SoloUnit(Unit):
     """Does what a `Unit` of one replica does."""
 
+    __slots__ = ("_replica", "_scheduler", "_plan")
+
     def __init__(
         self, replicas: Sequence[SimReplica], cost: StepCost, table: DecodeTable, *, window: int = 0,
         ahead: bool = False, jump: bool = True,

@@ -24,6 +24,11 @@ Ended = tuple[float, Sequence[tuple[SimReplica, SimPlan, list[Job]]]]
 class Unit:
     """Steps of `replicas`, all of them at once. jump: take runs of decode steps at once."""
 
+    __slots__ = (
+        "replicas", "cost", "window", "ahead", "jump", "_table", "free_at", "start", "pace", "wakes_at", "version",
+        "num_steps", "_plans",
+    )  # fmt: skip
+
     def __init__(
         self, replicas: Sequence[SimReplica], cost: StepCost, table: DecodeTable, *, window: int = 0,
         ahead: bool = False, jump: bool = True,
