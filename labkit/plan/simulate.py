@@ -166,7 +166,8 @@ class _Simulation:
         self.replica[index] = replica.index
         self.waiting.add(now, 1)
         replica.waiting += 1
-        replica.note_load()
+        if replica.board is not None:
+            replica.board.add(replica, job.expected_tokens)
         if self.ahead:
             replica.unseen.append(job)
         else:

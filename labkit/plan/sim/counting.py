@@ -58,7 +58,9 @@ class Counting(Scheduler):
         tick, computed = self.tick, job.num_computed
         job.since = tick
         job.slot = slot = (tick - computed) % self._size
-        self._takers.add(slot)
+        takers = self._takers
+        takers.counts[slot] += 1
+        takers.total += 1
         self.num_counted += 1
         self.context += computed
         if job.num_reserved:
@@ -68,19 +70,15 @@ class Counting(Scheduler):
         if self._late is not None:
             self._late.add(job)
 
-    def _watch(self, job: Job) -> bool:
-        """Look at it again when more happens to it than a token; False: it has ended."""
-        tick, upcoming = self.tick, job.final
-        computed = job.num_computed + tick - job.since
-        if computed >= upcoming:
-            return False
+    def _watch(self, job: Job) -> None:
+        """Look at it again when more happens to it than a token; it has not ended."""
+        upcoming = job.final
         if self._watches_promises and job.expected_tokens < upcoming:
             upcoming = job.expected_tokens
-            if computed >= upcoming:
+            if job.num_computed + self.tick - job.since >= upcoming:
                 self._outliving.append(job)
-                return True
-        heappush(self._events, (tick + upcoming - computed, job.order, job))
-        return True
+                return
+        heappush(self._events, (job.since + upcoming - job.num_computed, job.order, job))
 
     def _expect_more(self) -> None:
         """Those that outlive what was expected of them take a block that was not promised in the next step."""
@@ -95,7 +93,9 @@ class Counting(Scheduler):
 
     def _leave(self, job: Job) -> None:
         """It has ended: what was counted for it is its own again."""
-        self._takers.remove(job.slot)
+        takers = self._takers
+        takers.counts[job.slot] -= 1
+        takers.total -= 1
         self.num_counted -= 1
         self._bring_up_to_date(job)
         job.slot = -1

@@ -90,8 +90,16 @@ class Board:
         self._columns = tuple(np.frombuffer(column) for column in columns)
         self._lead = float(replicas[0].unit.ahead)
         """1: a step is planned when the one before it begins."""
-        self._passed, self._begun, self._ones = np.zeros(count), np.zeros(count), np.ones(count)
+        self._passed, self._begun = np.zeros(count), np.zeros(count)
+        self._latest = 0.0
+        """No run of steps begins later."""
         self._next = 0
+        self._turns = np.arange(2 * count) % count / count
+        """[count − next:][:count]: less than a token more for each replica that has to wait for its turn."""
+
+    def add(self, replica: SimReplica, num_tokens: int) -> None:
+        """It has so much more to do."""
+        self._load[replica.place] += num_tokens
 
     def note(self, replica: SimReplica) -> None:
         """Its work, or the run that it is in, is another."""
@@ -102,8 +110,11 @@ class Board:
             return
         half, each = pace.first / 2 - pace.slope / 4, scheduler.num_counted
         self._load[place], self._each[place], self._num[place] = load + each, each, num
-        self._start[place], self._half[place], self._square[place] = replica.unit.start, half, half * half
+        start = replica.unit.start
+        self._start[place], self._half[place], self._square[place] = start, half, half * half
         self._slope[place] = pace.slope / 2
+        if start > self._latest:
+            self._latest = start
 
     def choose(self, now: float) -> SimReplica:
         """The one with the least to do; of several the next in turn."""
@@ -119,13 +130,12 @@ class Board:
         if self._lead:
             add(begun, self._lead, begun)
         minimum(begun, num, out=begun)
-        maximum(begun, self._ones, out=begun)
+        if now <= self._latest:  # a run has its first step from the beginning
+            maximum(begun, 1.0, out=begun)
         multiply(begun, each, begun)
         subtract(load, begun, begun)
-        turn = self._next
-        chosen = turn + int(begun[turn:].argmin())
-        before = int(begun[:turn].argmin()) if turn else chosen
-        if begun[before] < begun[chosen]:
-            chosen = before
-        self._next = (chosen + 1) % len(begun)
+        count, turn = len(begun), self._next
+        add(begun, self._turns[count - turn : 2 * count - turn], begun)
+        chosen = int(begun.argmin())
+        self._next = (chosen + 1) % count
         return self.replicas[chosen]

@@ -156,13 +156,16 @@ class SimScheduler(Counting):
         finished: list[Any] = self._end_chunks(plan) if plan.prefills else []
         while events and events[0][0] <= tick:
             job = heappop(events)[2]
-            if not self._watch(job):
+            if job.final - job.num_computed > tick - job.since:
+                self._watch(job)
+            else:
                 finished.append(job)
                 self._leave(job)
-        running: list[Any] = self.running
-        for each in finished:
-            del running[bisect_left(running, each.order, key=_by_order)]
-            self._finish(each, LENGTH)
+        if finished:
+            running: list[Any] = self.running
+            for each in finished:
+                del running[bisect_left(running, each.order, key=_by_order)]
+                self._finish(each, LENGTH)
         return finished
 
     def _end_chunks(self, plan: StepPlan) -> list[Request]:
