@@ -7,8 +7,8 @@ ten have finished, for a p90 of nine is a guess.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
+from collections import deque
 
 from labkit.engine.request import Request, RequestRefused
 
@@ -20,20 +20,16 @@ class ExpectedLength:
     """The running p90 of finished answers' lengths, by nearest rank."""
 
     def __init__(self) -> None:
-        # A simulator keeps hundreds of these, and comes by each now and then: numbers in one piece are soon at hand.
-        self._recent, self._sorted = array("q"), array("q")
-        self._oldest = 0
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
         self._p90 = 0
         """0: not known yet."""
 
     def observe(self, num_tokens: int) -> None:
-        lengths, recent, oldest = self._sorted, self._recent, self._oldest
+        lengths, recent = self._sorted, self._recent
         if len(recent) == WINDOW:
-            del lengths[bisect_left(lengths, recent[oldest])]
-            recent[oldest] = num_tokens
-            self._oldest = (oldest + 1) % WINDOW
-        else:
-            recent.append(num_tokens)
+            del lengths[bisect_left(lengths, recent.popleft())]
+        recent.append(num_tokens)
         insort(lengths, num_tokens)
         count = len(lengths)
         if count >= MIN_FINISHED:

@@ -194,7 +194,8 @@ class _Simulation:
             if self.concurrency and end <= now:
                 self._send_free(unit, now)
             for job in unit.begin(now):
-                if begun[job.index] != begun[job.index]:
+                before = begun[job.index]
+                if before != before:
                     begun[job.index] = unit.start
                     self.cached_tokens += job.num_cached
             for replica in unit.replicas:
@@ -203,7 +204,8 @@ class _Simulation:
             if at is None:
                 return
             if at >= self._next_arrival or (heap and at >= heap[0][0]):
-                self._push(at, _ALARM, unit, unit.version)
+                self._number += 1
+                heappush(heap, (at, _ALARM, self._number, unit, unit.version))
                 return
             now = at
 
@@ -234,7 +236,8 @@ class _Simulation:
         first = self.first
         if plan.prefills:
             for job in plan.sampled:
-                if first[job.index] != first[job.index]:
+                before = first[job.index]
+                if before != before:
                     first[job.index] = end
         if finished:
             self.num_finished += len(finished)

@@ -87,6 +87,8 @@ class Prompt:
         return (start % tokens, *ids[first : last + 1])
 
 
+WAITING = Phase.WAITING
+NO_TOKENS: frozenset[int] = frozenset()
 _LIMITS: dict[int, SamplingParams] = {}
 
 
@@ -124,14 +126,12 @@ class Job(Request):
         self.blocks = Held() if counted else array("i")
         self.num_prompt = asked.prompt_tokens
         self.final = asked.prompt_tokens + output - 1
-        self.phase = Phase.WAITING
+        self.phase = WAITING
         self.num_computed = self.num_cached = self.in_flight = self.arriving = self.num_preemptions = 0
         self.expected_tokens = self.num_reserved = self.num_published = self.prefix_node = 0
         self.order = self.since = self.slot = 0
-        self.replica = -1
-        self.routed_because = ""
         self.aborted = self.is_promised = False
-        self.finish_reason = None
+        self.stop_ids = NO_TOKENS
 
     @property
     def num_tokens(self) -> int:

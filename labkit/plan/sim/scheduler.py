@@ -22,7 +22,6 @@ from labkit.plan.sim.pool import CountedPool, KeyedPool
 from labkit.plan.sim.request import Job
 
 FINISHED, LENGTH = Phase.FINISHED, FinishReason.LENGTH
-NO_TOKENS: frozenset[int] = frozenset()
 _by_order = attrgetter("order")
 
 
@@ -54,7 +53,6 @@ class SimScheduler(Counting):
         if not 0 < job.num_prompt <= job.final <= self._largest:
             super().add(job)  # which may refuse it
             return
-        job.stop_ids = NO_TOKENS
         self.requests[job.id] = job
         self.waiting.append(job)
         self.ledger.enter(job)
