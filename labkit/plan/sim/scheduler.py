@@ -1,9 +1,8 @@
 """The engine's scheduler, with the requests that only decode left alone until something happens to them.
 
 A step in which everybody decodes changes nothing but numbers that follow from its count, the tick (see
-`labkit.plan.sim.counting`). Admission, chunks of prompts, promises, the end of a request and everything between pools
-are the engine's own methods. Where blocks may run out everybody is brought up to date, and the engine's own `schedule`
-and `complete` take that step.
+`labkit.plan.sim.counting`). Whom to admit, when to preempt and everything between pools are the engine's own methods.
+Where blocks may run out everybody is brought up to date, and the engine's own `schedule` and `complete` take that step.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ class SimScheduler(Counting):
     # ---- one step -------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
+        """The engine's, which is not asked about a request that is sure to fit."""
         job = cast(Job, request)
         if not 0 < job.num_prompt <= job.final <= self._largest:
             super().add(job)  # which may refuse it
@@ -97,7 +97,7 @@ class SimScheduler(Counting):
         plan.is_pure = not plan.prefills
 
     def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """The engine's, where there is room already."""
+        """As the engine's does where blocks are free; where they are not it is the engine's."""
         job = cast(Job, request)
         rest = job.num_prompt + job.output.count - job.num_computed
         chunk = rest if rest < budget else budget
