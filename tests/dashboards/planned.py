@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from labkit.show.frame import to_message
+from labkit.show.i18n import in_parts
 from labkit.show.planner_frame import Here, PlannerFrame, Trial, TrialRow
 from labkit.show.planner_inputs import Inputs, options
 from labkit.show.planner_source import PlannerSource, plan_of
@@ -24,7 +25,7 @@ def planned(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     plan = plan_of(inputs) | {"n": inputs.n, "took_s": 0.0}
     source = PlannerSource()
     source._plan = plan
-    return to_message(plan), to_message(source.card(inputs)), options()
+    return to_message(in_parts(plan)), to_message(in_parts(source.card(inputs))), options()
 
 
 def frame(trial: Trial | None = None, here: bool = True) -> PlannerFrame:

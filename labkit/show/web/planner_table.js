@@ -2,8 +2,9 @@
 
 import { glyph, layoutName } from "./chooser.js";
 import { h, uniqueId } from "./dom.js";
-import { HtmlPanel } from "./html_panel.js";
+import { WordCard } from "./card.js";
 import { verdictOf, verdictText, withBand } from "./planner_answer.js";
+import { spoken } from "./sentence.js";
 import { count, digits, milliseconds } from "./text.js";
 
 const MOST_ROWS = 40;
@@ -11,7 +12,7 @@ const FILTERS = { does: ["does"], fits: ["does", "queues", "misses"], refused: [
 const VERDICT_RANK = { does: 0, misses: 1, queues: 2, big: 3, illegal: 4 };
 
 export function layoutsPanel(ctx) {
-  const panel = new HtmlPanel(ctx, {
+  const panel = new WordCard(ctx, {
     id: "layouts_table",
     wide: true,
     pick: () => ({ layouts: ctx.plan().layouts ?? [], percentile: ctx.plan().objective?.percentile ?? "p95", selected: ctx.card().candidate?.layout ?? "" }),
@@ -66,5 +67,5 @@ function tableRow(candidate, data, t, ctx, price) {
     h("td", {}, candidate.fits ? count(candidate.most_requests) : "–"),
     h("td", {}, figure("ttft")), h("td", {}, figure("tpot")), h("td", {}, predictions ? digits(candidate.tokens_per_gpu) : "–"),
     price ? h("td", {}, candidate.cost_per_million == null ? "–" : `$ ${digits(candidate.cost_per_million)}`) : null,
-    h("td", { class: "lk-why-cell", lang: "en" }, candidate.reason));
+    spoken("td", { class: "lk-why-cell" }, candidate.reason, t));
 }
