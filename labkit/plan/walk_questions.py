@@ -187,7 +187,8 @@ def smallest_question(path: Path) -> Question:
 
 def _smaller(path: Path, number: int, doing: Sequence[str], changed: bool) -> str:
     """What is known of layouts on fewer GPUs. `changed`: the chosen one comes with settings of its own."""
-    told = say("Of {n} legal layouts on fewer GPUs none meets every wish", n=number)
+    told = say("Of {n} legal layouts on fewer GPUs none meets every wish", n=number) if number else \
+        say("There is no legal layout on fewer GPUs")
     if doing:
         told = say("On fewer GPUs {layouts} would do, by another way to hold the model than {base}",
                    layouts=with_commas(doing[:3]), base=path.base.layout)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 from labkit.show.frame import to_message
@@ -26,6 +27,13 @@ def planned(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     source = PlannerSource()
     source._plan = plan
     return to_message(in_parts(plan)), to_message(in_parts(source.card(inputs))), options()
+
+
+def in_english(told: Any) -> str:
+    """A sentence in parts, as the page is to show it."""
+    if isinstance(told, str):
+        return told
+    return re.sub(r"\{(\w+)\}", lambda place: in_english(told["of"][place[1]]), told["said"])
 
 
 def frame(trial: Trial | None = None, here: bool = True) -> PlannerFrame:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
 import stage
 from axe import audit
-from planned import CASES, frame, planned, trial
+from planned import CASES, frame, in_english, planned, trial
 from test_drawing import COLLISIONS, LANGUAGES, OVERFLOWS
 
 from labkit.show.frame import to_message
@@ -71,7 +72,7 @@ def test_the_table_has_every_layout_and_why_not(visit: Any) -> None:
     assert panel.locator("tbody tr").count() == len(plan["layouts"])
     refused = next(one for one in plan["layouts"] if not one["legal"])
     row = panel.locator(f'tr[data-layout="{refused["layout"]}"]')
-    assert refused["reason"] in row.inner_text() and "cannot be cut so" in row.inner_text()
+    assert in_english(refused["reason"]) in row.inner_text() and "cannot be cut so" in row.inner_text()
     row.get_by_role("button").click()
     sent = page.evaluate("window.sent.filter((m) => m.type === 'want')")
     assert sent[-1]["layout"] == refused["layout"] or len(sent) == 1, "asked for once the answer before has come"
@@ -84,7 +85,7 @@ def test_measured_has_another_style_than_predicted(visit: Any) -> None:
     kinds = (".lk-predicted", ".lk-measured")
     predicted, measured = (page.locator(f'[data-panel="trial"] {kind}').first for kind in kinds)
     assert predicted.evaluate(style)[0] != "none" and measured.evaluate(style) == ["none", "1"]
-    assert "TTFT p50: predicted 180 ms, measured 196 ms (+8.89 %)" in text(page, "trial")
+    assert "TTFT p50: predicted 180 ms, measured 196 ms: +9 %, known error ± 12 %" in text(page, "trial")
     show(page, frame(trial(calibrated=False)), 2)
     assert "labkit calibrate" in text(page, "trial") and page.locator('[data-panel="trial"] .lk-predicted').count() == 0
     assert page.locator('[data-panel="trial"] rect.lk-measured').count() == 4
@@ -115,7 +116,21 @@ def test_where_nothing_does_it_says_so(visit: Any) -> None:
     prepare(page, "nothing does")
     assert "no layout of these GPUs does all that is asked" in text(page, "answer")
     prepare(page, "does not fit")
-    assert "✕ does not fit" in text(page, "answer") and "No layout that holds the model" in text(page, "front")
+    assert "✕ does not fit" in text(page, "answer") and "none holds the model" in text(page, "front")
+
+
+def test_in_chinese_no_sentence_is_left_in_english(visit: Any) -> None:
+    page = visit().page
+    for name in CASES:
+        prepare(page, name)
+        page.locator("[data-language=zh]").click()
+        for panel in ("walk", "checks", "layouts_table", "answer"):
+            assert re.findall(r"[a-z]{2,}(?: [a-z]{2,}){2,}", without_commands(text(page, panel))) == [], (name, panel)
+        assert page.locator(".lk [lang=en]").all_inner_texts() == ["English"], "the button, in its own language"
+
+
+def without_commands(shown: str) -> str:
+    return re.sub(r"labkit run [ -~]*", "", shown)
 
 
 def test_what_is_older_than_the_newest_move_is_pale(visit: Any) -> None:

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { key, Panel } from "./panel.js";
 import { paintRows, predictedLegend, rowsTable } from "./planner_percentiles.js";
 import { StickyEnd } from "./scale.js";
-import { digits, milliseconds } from "./text.js";
+import { digits, milliseconds, percent } from "./text.js";
 
 export function trialPanel(ctx) {
   const ends = { ttft: new StickyEnd(), tpot: new StickyEnd() };
@@ -32,9 +32,10 @@ function trialEmpty(trial, t) {
   return t(trial.role === "switching" ? "trial.switching" : "trial.running", { n: trial.n });
 }
 
-function trialOff({ name, predicted, measured }, t) {
-  const off = predicted == null ? "–" : `${measured >= predicted ? "+" : "−"}${digits(Math.abs((measured / predicted - 1) * 100))} %`;
-  return t("trial.off", { name, predicted: milliseconds(predicted), measured: milliseconds(measured), off });
+function trialOff({ name, predicted, band, measured }, t) {
+  if (predicted == null) return `${name} ${milliseconds(measured)}`;
+  const off = `${measured >= predicted ? "+" : "−"}${percent(Math.abs(measured / predicted - 1))}`;
+  return t("trial.off", { name, predicted: milliseconds(predicted), measured: milliseconds(measured), off, band: percent(band) });
 }
 
 function trialBelow({ trial, here, layout }, t, ctx) {

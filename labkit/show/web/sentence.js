@@ -10,5 +10,5 @@ export function sentence(told, t) {
 
 /** An element that says it, marked as English where there is no other. */
 export function spoken(tag, attributes, told, t) {
-  return h(tag, { ...attributes, lang: typeof told === "string" ? "en" : null }, sentence(told, t));
+  return h(tag, { ...attributes, lang: told && typeof told === "string" ? "en" : null }, sentence(told, t));
 }
