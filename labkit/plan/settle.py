@@ -129,7 +129,7 @@ def _note_slower(slower: Slower, looked: Candidate) -> None:
 def _smaller_that_does(asked: Asked, path: Path, failed: Failed) -> Candidate | None:
     """Of the layouts with a step less of one axis, one that the prediction refuses and the simulator does not. Where
     the queue grows without end a few hundred requests are no answer: that is left to the prediction."""
-    if path.chosen is None or not isinstance(path.chosen.layout, Layout) or path.chosen is path.base:
+    if path.chosen is None or not isinstance(path.chosen.layout, Layout) or path.takes(path.base):
         return None
     for axis in path.axes:
         less = lowered(path.candidates, path.chosen.grid, axis)

@@ -29,7 +29,7 @@ from labkit.said import say
 def walk(path: Path) -> list[Question]:
     """The questions in order; after the one that settles it, the rest are not asked."""
     found = [one_gpu(path), *_held(path), limit_question(path)]
-    settled = path.base.does and path.chosen is path.base
+    settled = path.base.does and path.takes(path.base)
     asks: list[tuple[str, str, Callable[[Path], Question]]] = [
         ("settings", SETTINGS, settings_question),
         *((axis, QUESTIONS[axis], axis_question(axis)) for axis in WALKED),

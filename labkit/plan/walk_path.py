@@ -64,6 +64,12 @@ class Path:
             return ()
         return tuple(axis for axis in WALKED if getattr(grid, axis) > 1)
 
+    def takes(self, candidate: Candidate | None) -> bool:
+        """Whether that is the chosen one, simulated since or not."""
+        one = self.chosen
+        return candidate is not None and one is not None and (one.layout, one.settings) == (
+            candidate.layout, candidate.settings)  # fmt: skip
+
     @property
     def stands(self) -> str:
         """The layout that the walk has come to."""

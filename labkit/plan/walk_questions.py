@@ -53,7 +53,7 @@ def limit_question(path: Path) -> Question:
 
 def settings_question(path: Path) -> Question:
     chosen = path.chosen
-    done = next((remedy for remedy in path.engine if remedy.does and chosen and remedy.candidate is chosen), None)
+    done = next((remedy for remedy in path.engine if remedy.does and path.takes(remedy.candidate)), None)
     figures = {"engine": [remedy.to_dict() for remedy in path.engine],
                "others": [remedy.to_dict() for remedy in path.others]}  # fmt: skip
     elsewhere = with_semicolons(remedy.sentence for remedy in path.others if remedy.does)
@@ -153,6 +153,8 @@ def prefill_apart(path: Path) -> Question:
     if path.limit.cause != INTERFERENCE and not path.pools:
         told = say("What is short is not that prompts and answers share steps.")
         return Question("pd", PREFILL_APART, NO, told, {}, stands)
+    if not path.pools:
+        return Question("pd", PREFILL_APART, NO, say("No two pools fit on fewer GPUs."), figures, stands)
     doing = [one for one in path.pools if one.does]
     told = say("{layout} would do on {gpus}, which is no fewer.", layout=doing[0].layout,
                gpus=num_gpus(doing[0].num_gpus)) if doing else \

@@ -28,6 +28,9 @@ class Source(Protocol):
     def plan(self) -> dict[str, Any]:
         """The newest of all layouts, {} before the first; the same object until it changes."""
 
+    def following(self) -> dict[str, Any] | None:
+        """The card of the newest plan's answer; None where the visitor looks at another layout."""
+
     def trial(self, layout: str) -> None:
         """Run it on the machine at hand; returns at once."""
 
@@ -71,6 +74,8 @@ class PlannerPage(LivePage):
         if plan is not self._shown:
             self._shown = plan
             self.plan = to_message(in_parts(plan))
+            if (card := self._source.following()) is not None:
+                self.card = to_message(in_parts(card))
         return frame
 
     def carry_out(self, wish: Any) -> None:

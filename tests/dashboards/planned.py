@@ -10,7 +10,7 @@ from labkit.show.frame import to_message
 from labkit.show.i18n import in_parts
 from labkit.show.planner_frame import Here, PlannerFrame, Trial, TrialRow
 from labkit.show.planner_inputs import Inputs, options
-from labkit.show.planner_source import PlannerSource, plan_of
+from labkit.show.planner_source import PlannerSource, plan_of, question_of
 
 CASES = {
     "two gpus": Inputs(n=1, model="llama-3.1-8b", num_gpus=2),
@@ -25,7 +25,7 @@ def planned(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     inputs = CASES[name]
     plan = plan_of(inputs) | {"n": inputs.n, "took_s": 0.0}
     source = PlannerSource()
-    source._plan = plan
+    source._plan, source._planned_for = plan, question_of(inputs)
     return to_message(in_parts(plan)), to_message(in_parts(source.card(inputs))), options()
 
 

@@ -112,6 +112,28 @@ def test_the_answer_comes_when_the_visitor_is_still_and_is_the_newest(source: Pl
     assert source.frame().provenance == "predicted"
 
 
+def test_a_visitor_who_looks_at_nothing_else_follows_the_answer(source: PlannerSource) -> None:
+    """With its settings, and as the simulator has it: at once there is only the last question's answer."""
+    assert source.following() is None, "nobody has asked yet"
+    asked = Inputs(n=1, model="deepseek-v3", num_gpus=8, rate=4.0)
+    source.card(asked)
+    plan = plan_of(asked)
+    source._plan, source._planned_for = plan | {"n": 1}, question_of(asked)
+    card = source.following()
+    assert card is not None and plan["chosen"]["settings"], "a case whose answer comes with a setting"
+    (row,) = [one for one in plan["layouts"] if one["chosen"]]
+    assert card["candidate"] == row and row["does"] and row["verified"]
+    (name, value), *_ = plan["chosen"]["settings"].items()
+    assert f"--{name.replace('_', '-')} {value}" in card["commands"][0]["commands"][0]["text"]
+    source.card(moved(asked, layout="tp8"))
+    assert source.following() is None, "another layout was chosen to look at"
+
+
+def test_no_commands_for_what_does_not_fit(source: PlannerSource) -> None:
+    card = source.card(Inputs(n=1, model="deepseek-v3", num_gpus=8, layout="tp4"))
+    assert not card["candidate"]["fits"] and card["commands"] == []
+
+
 def test_which_layout_is_looked_at_changes_no_plan() -> None:
     assert question_of(SMALL) == question_of(moved(SMALL, layout="tp2"))
     assert question_of(SMALL) != question_of(moved(SMALL, rate=9.0))

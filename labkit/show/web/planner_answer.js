@@ -78,7 +78,8 @@ function answerTiles({ candidate, percentile = "p95" }, t) {
   const limit = (metric) => outcomes.find((outcome) => outcome.metric === metric);
   const latency = (metric, name) => {
     const value = predictions[`${metric}_ms`][percentile];
-    return answerTile(`${name} ${percentile}`, value == null ? t("answer.endless") : milliseconds(value), `± ${percent(predictions[`band_${metric}`])}`, answerLimit(limit(metric), t));
+    const [shown, band] = value == null ? [t("answer.endless"), ""] : [milliseconds(value), `± ${percent(predictions[`band_${metric}`])}`];
+    return answerTile(`${name} ${percentile}`, shown, band, answerLimit(limit(metric), t));
   };
   const held = predictions.concurrency == null ? "–" : count(predictions.concurrency);
   return [
