@@ -94,9 +94,11 @@ class PlannerSource:
         return next((row for row in self._plan["layouts"] if row["layout"] == slug), None)
 
     def _looked_at(self, inputs: Inputs, case: Case) -> AnyLayout | None:
-        """The one that was asked for; else the answer, as far as it is known and these GPUs have it."""
+        """The one that was asked for; else the answer, or what comes nearest, as far as it is known and these GPUs have
+        it."""
         chosen = (self._plan.get("chosen") or {}).get("layout", "")
-        for slug in (inputs.layout, chosen):
+        nearest = (self._plan.get("infeasible") or {}).get("nearest_layout", "")
+        for slug in (inputs.layout, chosen, nearest):
             if slug and (layout := read_layout(slug)).world_size <= case.hardware.num_gpus:
                 return layout
         return None

@@ -17,6 +17,12 @@ from labkit.show.frame import to_message
 pytestmark = pytest.mark.browser
 
 
+@pytest.fixture(scope="module")
+def page(lasting_visit: Any) -> Any:
+    """One for all tests of a wide page: each prepares it anew."""
+    return lasting_visit().page
+
+
 def prepare(page: Any, name: str, theme: str = "light", made: Any = None) -> None:
     stage.open_planner(page, theme, *planned(name))
     show(page, made or frame())
@@ -49,12 +55,11 @@ def test_axe_finds_nothing(visit: Any, theme: str, width: int, name: str, calibr
     page = visit(width).page
     prepare(page, name, theme, frame(trial(calibrated)))
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    page.wait_for_timeout(200)  # colours have settled
+    page.evaluate("Promise.all(document.getAnimations().map((each) => each.finished))")  # colours have settled
     assert audit(page) == []
 
 
-def test_a_prediction_has_its_error_beside_it_and_its_badge(visit: Any) -> None:
-    page = visit().page
+def test_a_prediction_has_its_error_beside_it_and_its_badge(page: Any) -> None:
     prepare(page, "two gpus")
     _, card, _ = planned("two gpus")
     band = round(card["candidate"]["predictions"]["band_ttft"] * 100)
@@ -63,8 +68,7 @@ def test_a_prediction_has_its_error_beside_it_and_its_badge(visit: Any) -> None:
     assert page.locator(".lk-head .lk-badge").get_attribute("data-provenance") == "predicted"
 
 
-def test_the_table_has_every_layout_and_why_not(visit: Any) -> None:
-    page = visit().page
+def test_the_table_has_every_layout_and_why_not(page: Any) -> None:
     prepare(page, "two gpus")
     plan, _, _ = planned("two gpus")
     panel = page.locator('[data-panel="layouts_table"]')
@@ -78,8 +82,7 @@ def test_the_table_has_every_layout_and_why_not(visit: Any) -> None:
     assert sent[-1]["layout"] == refused["layout"] or len(sent) == 1, "asked for once the answer before has come"
 
 
-def test_measured_has_another_style_than_predicted(visit: Any) -> None:
-    page = visit().page
+def test_measured_has_another_style_than_predicted(page: Any) -> None:
     prepare(page, "two gpus", made=frame(trial()))
     style = "e => [getComputedStyle(e).strokeDasharray, getComputedStyle(e).fillOpacity]"
     kinds = (".lk-predicted", ".lk-measured")
@@ -91,8 +94,7 @@ def test_measured_has_another_style_than_predicted(visit: Any) -> None:
     assert page.locator('[data-panel="trial"] rect.lk-measured').count() == 4
 
 
-def test_a_layout_that_cannot_run_here_says_why(visit: Any) -> None:
-    page = visit().page
+def test_a_layout_that_cannot_run_here_says_why(page: Any) -> None:
     prepare(page, "two gpus", made=frame(here=False))
     button = page.locator('[data-panel="trial"] button')
     assert button.is_disabled() and "labkit serve" in text(page, "trial")
@@ -111,16 +113,14 @@ def test_commands_of_each_engine_can_be_copied(visit: Any) -> None:
     assert "sglang.launch_server" in panel.locator("pre").first.inner_text()
 
 
-def test_where_nothing_does_it_says_so(visit: Any) -> None:
-    page = visit().page
+def test_where_nothing_does_it_says_so(page: Any) -> None:
     prepare(page, "nothing does")
     assert "no layout of these GPUs does all that is asked" in text(page, "answer")
     prepare(page, "does not fit")
     assert "✕ does not fit" in text(page, "answer") and "none holds the model" in text(page, "front")
 
 
-def test_in_chinese_no_sentence_is_left_in_english(visit: Any) -> None:
-    page = visit().page
+def test_in_chinese_no_sentence_is_left_in_english(page: Any) -> None:
     for name in CASES:
         prepare(page, name)
         page.locator("[data-language=zh]").click()
@@ -133,8 +133,7 @@ def without_commands(shown: str) -> str:
     return re.sub(r"labkit run [ -~]*", "", shown)
 
 
-def test_what_is_older_than_the_newest_move_is_pale(visit: Any) -> None:
-    page = visit().page
+def test_what_is_older_than_the_newest_move_is_pale(page: Any) -> None:
     prepare(page, "two gpus")
     assert page.locator(".lk.lk-plan-old").count() == 0
     page.locator("input[data-input=rate]").evaluate("e => { e.value = 90; e.dispatchEvent(new Event('input')); }")

@@ -129,6 +129,16 @@ def test_a_visitor_who_looks_at_nothing_else_follows_the_answer(source: PlannerS
     assert source.following() is None, "another layout was chosen to look at"
 
 
+def test_where_nothing_does_the_nearest_is_looked_at(source: PlannerSource) -> None:
+    asked = Inputs(n=1, device="rtx4090", num_gpus=8, load="concurrency", concurrency=32)
+    plan = plan_of(asked)
+    source.card(asked)
+    source._plan, source._planned_for = plan, question_of(asked)
+    card = source.following()
+    assert plan["chosen"] is None and card is not None
+    assert card["candidate"]["layout"] == plan["infeasible"]["nearest_layout"] != "tp8"
+
+
 def test_no_commands_for_what_does_not_fit(source: PlannerSource) -> None:
     card = source.card(Inputs(n=1, model="deepseek-v3", num_gpus=8, layout="tp4"))
     assert not card["candidate"]["fits"] and card["commands"] == []
