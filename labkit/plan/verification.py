@@ -97,13 +97,18 @@ def _repeated(lengths: tuple[tuple[int, int], ...], number: int) -> list[tuple[i
 
 def steady_percentiles(result: SimResult) -> dict[str, dict[str, float]]:
     """{ttft_ms, tpot_ms: {mean, p50, p95, p99}} without the first requests; infinite where nothing was answered."""
-    kept = result.done.copy()
-    kept[: int(len(kept) * SETTLING)] = False
-    found = {}
+    kept, found = settled(result), {}
     for name, values in (("ttft_ms", result.ttft_s), ("tpot_ms", result.tpot_s)):
         rows = 1e3 * values[kept & ~np.isnan(values)]
         found[name] = _ladder(rows)
     return found
+
+
+def settled(result: SimResult) -> Any:
+    """Which requests count: those that were answered, but for the first, which found the server empty."""
+    kept = result.done.copy()
+    kept[: int(len(kept) * SETTLING)] = False
+    return kept
 
 
 def _ladder(rows: Any) -> dict[str, float]:
