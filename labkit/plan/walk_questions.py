@@ -52,7 +52,6 @@ def limit_question(path: Path) -> Question:
 
 
 def settings_question(path: Path) -> Question:
-    chosen = path.chosen
     done = next((remedy for remedy in path.engine if remedy.does and path.takes(remedy.candidate)), None)
     figures = {"engine": [remedy.to_dict() for remedy in path.engine],
                "others": [remedy.to_dict() for remedy in path.others]}  # fmt: skip

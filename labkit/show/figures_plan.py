@@ -28,7 +28,7 @@ _TITLES = ("TTFT", "TPOT", "requests in the queue", "KV in use")
 def simulated_figure(
     results: Mapping[str, SimResult], objective: PlanObjective, title: str, predicted: str
 ) -> Any:
-    """TTFT and TPOT of the simulated requests that are judged, and the queue and the KV cache over time, a line a layout.
+    """TTFT and TPOT of the simulated requests that are judged, queue and KV cache over time, a line a layout.
 
     predicted: by what, for the badge.
     """

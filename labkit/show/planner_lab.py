@@ -27,6 +27,8 @@ WINDOW_S = 600.0
 USUAL = "chat"
 """What runs here when the plan is for two lengths or a trace: those are rarely of a size for the lab's models."""
 PERCENTILES = ("p50", "p95")
+LEAST = {"p50": 5, "p95": 20}
+"""Requests before a percentile is shown: with fewer, the p95 is the maximum."""
 
 
 class PlannerLab(Looking):
@@ -117,8 +119,9 @@ class PlannerLab(Looking):
             measured = snapshot.get(f"{metric}_ms") or {}
             for name in PERCENTILES:
                 n = int(measured.get("n") or 0)
-                figure = expected.figures[f"{metric}_{name}"] if expected else None
-                band = expected.band if expected else None
-                rows.append(TrialRow(metric, f"{metric.upper()} {name}", figure, band, measured.get(name), n))
+                low, figure, high = expected.figures[f"{metric}_{name}"] if expected else (None, None, None)
+                seen = measured.get(name) if n >= LEAST[name] else None
+                rows.append(TrialRow(metric, f"{metric.upper()} {name}", figure, low, high, seen, n))
         n = max((row.n for row in rows), default=0)
-        return Trial(layout, here.model, workload, rate, snapshot["role"], 0, n, expected is not None, rows)
+        told = (expected.calibrated_at, list(expected.notes)) if expected else ("", [])
+        return Trial(layout, here.model, workload, rate, snapshot["role"], 0, n, expected is not None, rows, *told)

@@ -88,7 +88,11 @@ def test_measured_has_another_style_than_predicted(page: Any) -> None:
     kinds = (".lk-predicted", ".lk-measured")
     predicted, measured = (page.locator(f'[data-panel="trial"] {kind}').first for kind in kinds)
     assert predicted.evaluate(style)[0] != "none" and measured.evaluate(style) == ["none", "1"]
-    assert "TTFT p50: predicted 180 ms, measured 196 ms: +9 %, known error ± 12 %" in text(page, "trial")
+    assert "TTFT p50: predicted 180 ms (144 ms to 234 ms), measured 196 ms: +9 %" in text(page, "trial")
+    assert "Calibrated 2026-03-01 10:00 (UTC). Others had 0.72 of 2 cores." in text(page, "trial")
+    whisker = page.locator('[data-panel="trial"] .lk-whisker').first.bounding_box()
+    bar = page.locator('[data-panel="trial"] .lk-predicted').first.bounding_box()
+    assert whisker and bar and whisker["width"] == pytest.approx(0.5 * bar["width"], abs=6), "from 0.8 to 1.3 of it"
     show(page, frame(trial(calibrated=False)), 2)
     assert "labkit calibrate" in text(page, "trial") and page.locator('[data-panel="trial"] .lk-predicted').count() == 0
     assert page.locator('[data-panel="trial"] rect.lk-measured').count() == 4

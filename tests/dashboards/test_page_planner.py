@@ -52,7 +52,7 @@ def test_a_visitor_goes_from_a_model_to_a_command(page: Page) -> None:
     page.get_by_label("GPUs, all nodes").select_option("4")
     planned(page)
     page.locator('[data-panel="answer"]', has_text="the smallest that does what is asked").wait_for(timeout=10_000)
-    assert "TP4" in text(page, "answer"), "at once there was the answer for the model before, which does not hold this one"
+    assert "TP4" in text(page, "answer"), "at once there was the answer of before, which does not hold it"
     page.get_by_label("Model", exact=True).select_option("llama-3.1-8b")
     page.get_by_label("GPUs, all nodes").select_option("2")
     planned(page)
