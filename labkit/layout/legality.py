@@ -152,7 +152,8 @@ def _kv_problems(spec: ModelSpec, tp: int) -> list[str]:
 
 def _widths(spec: ModelSpec, cut_experts: bool) -> list[tuple[str, int]]:
     """The MLP widths that tp cuts; experts only when ep is 1, else their owner keeps them whole."""
-    moe, widths = spec.moe, []
+    moe = spec.moe
+    widths: list[tuple[str, int]] = []
     if moe is None or moe.dense_layers:
         widths.append((say("intermediate columns"), spec.intermediate_size))
     if moe and cut_experts:

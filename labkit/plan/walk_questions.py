@@ -87,7 +87,7 @@ def _has_job(path: Path, chosen: Candidate, axis: str) -> Question:
     if axis == "tp":
         inside = axis_reach(chosen.grid, path.case.hardware, "tp") == FAST
         figures["inside_fast_group"] = inside
-        if not inside:
+        if not inside and path.case.hardware.fast is not None:
             sentence = in_turn(sentence, say("Its collectives leave the fast group: no layout that keeps them in does "
                                              "it."))  # fmt: skip
     told = say("{axis} {degree}: {job}", axis=axis.upper(), degree=degree, job=sentence)

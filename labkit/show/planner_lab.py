@@ -15,7 +15,7 @@ from labkit.lab.live import LiveSession
 from labkit.load.workload import load_workload
 from labkit.measure.metrics import Objective
 from labkit.server.client import ServerError
-from labkit.show.from_snapshot import lab_of
+from labkit.show.from_snapshot import lab_of, remarks_of
 from labkit.show.looking import Looking
 from labkit.show.planner_frame import Here, PlannerFrame, Trial, TrialRow
 from labkit.show.planner_here import Expected, expect
@@ -110,6 +110,7 @@ class PlannerLab(Looking):
         frame.position = int((snapshot["waiting_in_line"] or {}).get("position", 0))
         if self._asked is not None and self._here is not None:
             frame.trial = self._trial(snapshot, self._asked, self._here)
+            frame.quality = remarks_of(snapshot["quality"])
         return frame
 
     def _trial(self, snapshot: dict[str, Any], asked: tuple[str, str, float], here: Here) -> Trial:
