@@ -2,28 +2,29 @@
 
 The simulator runs the very schedule that is then sent, with steps that cost what the calibration says; TTFT and TPOT at
 p50 and p95 stand beside what the client measured. One rate a workload, for all layouts: the one that keeps a single
-rank busy for `--load` of the time, as predicted. `speed` is how long the run's own steps took over what the calibration
+rank busy for `--load` of the time, as predicted. `speed` is how long the runs' own steps took over what the calibration
 says of such steps: a machine that drifts shows there, and the last line says what is left of the errors without it.
 Prints the table, and one JSON line last. Runs that were kept (`--keep`) can be looked at again (`--again`); `--docs
 FILE` writes the table for a reader.
 
-python benchmarks/predict_here.py [--calibration FILE] [--load 0.6] [--seconds 30] [--keep FOLDER] [--again FOLDER]
+    python benchmarks/predict_here.py [--calibration FILE] [--load 0.6] [--seconds 30] [--rounds 3]
+        [--keep FOLDER] [--again FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import types
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from predict_here_table import head, line, markdown, report
 from serving import own_lab
 
 from labkit.lab import Lab
@@ -40,23 +41,20 @@ from labkit.plan.calibration_fit import expected
 from labkit.plan.fitted_cost import FittedCost
 from labkit.plan.shared_cores import simulate_measured
 from labkit.plan.sim.request import SimRequest
-from labkit.plan.step_samples import samples_of
+from labkit.plan.step_samples import Sample, samples_of
 from labkit.plan.work import EngineSettings
 from labkit.server import discovery
 
 LAYOUTS, WORKLOADS = ("tp1", "tp2", "dp2", "pp2"), ("chat", "long-prompts", "mixed")
-ALLOWED = {"ttft_p50": 0.10, "tpot_p50": 0.10, "ttft_p95": 0.20, "tpot_p95": 0.20}
 KV_BLOCKS = 4096
 """More than these loads ever hold; the engine's own number does not matter as long as nobody waits for room."""
 SETTINGS = EngineSettings(policy="labkit", max_num_batched_tokens=512, max_num_seqs=64, enable_prefix_caching=False)
 """What the lab server has by default."""
 
 
-def requests_of(workload: str, rate: float, seconds: float, options: Any) -> list[SimRequest]:
+def requests_of(workload: str, rate: float, seconds: float, seed: int, scale: float) -> list[SimRequest]:
     """The schedule that will be sent."""
-    schedule = make_schedule(
-        load_workload(workload), rate=rate, seconds=seconds, seed=options.seed, length_scale=options.scale
-    )
+    schedule = make_schedule(load_workload(workload), rate=rate, seconds=seconds, seed=seed, length_scale=scale)
     return [SimRequest(request.at_s, len(request.prompt_ids), request.max_tokens) for request in schedule.requests]
 
 
@@ -65,8 +63,8 @@ def rate_for(cost: FittedCost, workload: str, options: Any) -> float:
     low, high = 0.02, 50.0
     for _ in range(12):
         rate = (low * high) ** 0.5
-        result = simulate_measured(requests_of(workload, rate, 200 / rate, options), Layout(), cost, KV_BLOCKS,
-                                   SETTINGS).result  # fmt: skip
+        result = simulate_measured(requests_of(workload, rate, 200 / rate, options.seed, options.scale), Layout(), cost,
+                                   KV_BLOCKS, SETTINGS).result  # fmt: skip
         low, high = (rate, high) if busy_share(result.arrival_s, result.finished_s) < options.load else (low, rate)
     return float(f"{low:.2g}")
 
@@ -80,16 +78,20 @@ def busy_share(arrival_s: np.ndarray, finished_s: np.ndarray) -> float:
     return busy / arrival_s[-1]
 
 
-def predict(cost: FittedCost, layout: str, requests: list[SimRequest], skip_s: float) -> dict[str, float]:
-    found = simulate_measured(requests, Layout.parse(layout), cost, KV_BLOCKS, SETTINGS)
-    counted = np.array([request.arrival_s >= skip_s for request in requests])
-    tpots = found.tpot_s[counted]
-    return figures(found.ttft_s[counted] * 1e3, tpots[~np.isnan(tpots)] * 1e3)
+def predict(cost: FittedCost, layout: str, schedules: list[list[SimRequest]], skip_s: float) -> dict[str, float]:
+    """Over all schedules' requests together, each schedule simulated from an idle engine."""
+    ttfts, tpots = [], []
+    for requests in schedules:
+        found = simulate_measured(requests, Layout.parse(layout), cost, KV_BLOCKS, SETTINGS)
+        counted = np.array([request.arrival_s >= skip_s for request in requests])
+        ttfts.append(found.ttft_s[counted])
+        tpots.append(found.tpot_s[counted])
+    tpot = np.concatenate(tpots)
+    return figures(np.concatenate(ttfts) * 1e3, tpot[~np.isnan(tpot)] * 1e3)
 
 
-def speed_of(steps: list[StepRecord], layout: str, cost: FittedCost) -> float:
-    """Measured ÷ expected seconds of a run's steps, of each what it had to do and beside whom."""
-    samples = samples_of(steps, Layout.parse(layout))
+def speed_of(samples: list[Sample], cost: FittedCost) -> float:
+    """Measured ÷ expected seconds of steps, of each what it had to do and beside whom."""
     return sum(sum(each.seconds) for each in samples) / sum(expected(each, cost) for each in samples)
 
 
@@ -117,35 +119,45 @@ def figures(ttfts: Sequence[float] | np.ndarray, tpots: Sequence[float] | np.nda
     }
 
 
-def run_one(
-    lab: Lab, calibration: Calibration, layout: str, workload: str, rate: float, options: Any
-) -> dict[str, Any]:
+class Turn(NamedTuple):
+    """One run of a workload on a layout: the schedule's seed, and what came of it."""
+
+    seed: int
+    requests: list[RequestRecord]
+    steps: list[StepRecord]
+
+
+def run_one(lab: Lab, layout: str, workload: str, rate: float, seed: int, options: Any) -> Turn:
     plan = RunPlan(
         layout=Layout.parse(layout), workload=workload, rate=rate, seconds=options.seconds, warmup_s=options.warmup,
-        seed=options.seed, length_scale=options.scale,
+        seed=seed, length_scale=options.scale,
     )  # fmt: skip
     run = lab.run_plan(plan)
-    if options.keep:
-        keep(Path(options.keep), layout, workload, rate, options, run)
-    return compared(calibration, layout, workload, rate, options, run.records, run.step_records)
+    return Turn(seed, run.records, run.step_records)
 
 
 def compared(
-    calibration: Calibration, layout: str, workload: str, rate: float, options: Any, records: list[RequestRecord],
-    steps: list[StepRecord],
-) -> dict[str, Any]:  # fmt: skip
-    requests, cost = requests_of(workload, rate, options.seconds + options.warmup, options), calibration.cost(layout)
-    found, speed = measured(records), speed_of(steps, layout, cost)
-    asked, at_own = (predict(each, layout, requests, options.warmup) for each in (cost, at_speed(cost, speed)))
-    number = sum(record.status == "completed" and not record.warmup for record in records)
+    calibration: Calibration, layout: str, workload: str, rate: float, options: Any, turns: list[Turn]
+) -> dict[str, Any]:
+    """A row: all turns' requests together, predicted and measured."""
+    cost = calibration.cost(layout)
+    schedules = [
+        requests_of(workload, rate, options.seconds + options.warmup, turn.seed, options.scale) for turn in turns
+    ]
+    samples = [samples_of(turn.steps, Layout.parse(layout)) for turn in turns]
+    speeds = [speed_of(each, cost) for each in samples]
+    speed = speed_of([sample for each in samples for sample in each], cost)
+    found = measured([record for turn in turns for record in turn.requests])
+    asked, at_own = (predict(each, layout, schedules, options.warmup) for each in (cost, at_speed(cost, speed)))
     return {
         "layout": layout,
         "workload": workload,
         "rate": rate,
         "seconds": options.seconds,
         "scale": options.scale,
-        "n": number,
+        "n": sum(record.status == "completed" and not record.warmup for turn in turns for record in turn.requests),
         "speed": speed,
+        "speeds": speeds,
         "measured": found,
         "predicted": asked,
         "error": errors(asked, found),
@@ -162,51 +174,52 @@ def server_pid() -> int:
     return found.pid if found else os.getpid()
 
 
-def keep(folder: Path, layout: str, workload: str, rate: float, options: Any, run: Any) -> None:
+def keep(folder: Path, layout: str, workload: str, rate: float, options: Any, turn: Turn) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("seconds", "seed", "warmup", "scale")
-    about = {"layout": layout, "workload": workload, "rate": rate, "requests": run.records, "steps": run.step_records,
+    names = ("seconds", "warmup", "scale")
+    about = {"layout": layout, "workload": workload, "rate": rate, **turn._asdict(),
              **{name: getattr(options, name) for name in names}}  # fmt: skip
-    (folder / f"{workload}-{layout}.msgpack").write_bytes(msgspec.msgpack.encode(about))
+    (folder / f"{workload}-{layout}-{turn.seed}.msgpack").write_bytes(msgspec.msgpack.encode(about))
 
 
 def looked_at_again(calibration: Calibration, folder: Path) -> list[dict[str, Any]]:
-    rows = []
+    kept: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.msgpack")):
-        kept = msgspec.msgpack.decode(path.read_bytes())
-        records = msgspec.convert(kept["requests"], list[RequestRecord])
-        steps = msgspec.convert(kept["steps"], list[StepRecord])
-        options = types.SimpleNamespace(**{name: kept[name] for name in ("seed", "scale", "seconds", "warmup")})
-        rows.append(compared(calibration, kept["layout"], kept["workload"], kept["rate"], options, records, steps))
+        one = msgspec.msgpack.decode(path.read_bytes())
+        kept.setdefault((one["workload"], one["layout"]), []).append(one)
+    rows = []
+    for (workload, layout), ones in kept.items():
+        turns = [
+            Turn(one["seed"], msgspec.convert(one["requests"], list[RequestRecord]),
+                 msgspec.convert(one["steps"], list[StepRecord])) for one in ones
+        ]  # fmt: skip
+        options = types.SimpleNamespace(**{name: ones[0][name] for name in ("scale", "seconds", "warmup")})
+        rows.append(compared(calibration, layout, workload, ones[0]["rate"], options, turns))
         print(line(rows[-1]))
     return rows
 
 
-def head() -> str:
-    columns = "".join(f"{f'{name} ms':>12}{'measured':>9}{'error':>7} " for name in ALLOWED)
-    return f"{'workload':<14}{'':<6}{'rate':>5}{'n':>5}{'speed':>7}{columns}"
-
-
-def line(row: dict[str, Any]) -> str:
-    cells = "".join(
-        f"{row['predicted'][name]:>12.1f}{row['measured'][name]:>9.1f}{row['error'][name]:>+7.0%}"
-        f"{' ' if abs(row['error'][name]) <= allowed else '!'}"
-        for name, allowed in ALLOWED.items()
-    )
-    return f"{row['workload']:<14}{row['layout']:<6}{row['rate']:>5.2g}{row['n']:>5}{row['speed']:>7.2f}{cells}"
-
-
 def measure(calibration: Calibration, options: Any) -> tuple[list[dict[str, Any]], float]:
-    """The rows, and the share of the cores that others had meanwhile."""
+    """The rows, and the share of the cores that others had meanwhile. Each round runs every workload on every layout
+    once, so that a machine that drifts does it to all of them.
+    """
     rates = {name: rate_for(calibration.cost("tp1"), name, options) for name in options.workloads}
-    rows = []
+    turns: dict[tuple[str, str], list[Turn]] = {(w, one): [] for w in options.workloads for one in options.layouts}
     with own_lab(model=options.model, ranks=2) as lab:
         meter = Others([os.getpid(), server_pid()])
-        for workload in options.workloads:
-            for layout in options.layouts:
-                rows.append(run_one(lab, calibration, layout, workload, rates[workload], options))
-                print(line(rows[-1]), flush=True)
-        return rows, meter.share()
+        for turn in range(options.rounds):
+            for (workload, layout), so_far in turns.items():
+                run = run_one(lab, layout, workload, rates[workload], options.seed + turn, options)
+                so_far.append(run)
+                if options.keep:
+                    keep(Path(options.keep), layout, workload, rates[workload], options, run)
+                alone = compared(calibration, layout, workload, rates[workload], options, [run])
+                print(line(alone), file=sys.stderr, flush=True)
+        others = meter.share()
+    rows = [compared(calibration, layout, workload, rates[workload], options, found)
+            for (workload, layout), found in turns.items()]  # fmt: skip
+    print("\n".join(map(line, rows)))
+    return rows, others
 
 
 def main() -> None:
@@ -215,6 +228,7 @@ def main() -> None:
     parser.add_argument("--calibration", default="", help="a file; else this machine is calibrated now")
     parser.add_argument("--load", type=float, default=0.6)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--rounds", type=int, default=3, help="of all runs, each round with arrivals of its own")
     parser.add_argument("--warmup", type=float, default=2.0)
     parser.add_argument("--scale", type=float, default=1.0, help="of all lengths: shorter ones make more requests")
     parser.add_argument("--seed", type=int, default=5)
@@ -237,53 +251,6 @@ def main() -> None:
     told = report(rows, calibration, others)
     if options.docs:
         Path(options.docs).write_text("\n".join(markdown(rows, calibration, told)) + "\n", encoding="utf-8")
-
-
-def report(rows: list[dict[str, Any]], calibration: Calibration, others: float | None) -> list[str]:
-    """The sentences under the table, and the JSON line."""
-    found, said = {}, []
-    for kind, words in (("error", "as calibrated"), ("error_at_own_speed", "at each run's own speed")):
-        within = {name: sum(abs(row[kind][name]) <= allowed for row in rows) for name, allowed in ALLOWED.items()}
-        mean = {name: float(np.mean([abs(row[kind][name]) for row in rows])) for name in ALLOWED}
-        found[kind] = {"within": within, "mean": mean}
-        told = "; ".join(
-            f"{name} {within[name]} of {len(rows)} within {allowed:.0%}, {mean[name]:.0%} on average"
-            for name, allowed in ALLOWED.items()
-        )
-        said.append(f"{words[0].upper()}{words[1:]}: {told}.")
-    speeds = [row["speed"] for row in rows]
-    said.append(f"The runs' own steps took {min(speeds):.2f} to {max(speeds):.2f} of what the calibration says.")
-    print("\n".join(said))
-    print(json.dumps({"rows": rows, **found, "others_share": others, "calibration": calibration.about}))
-    return said
-
-
-def markdown(rows: list[dict[str, Any]], calibration: Calibration, said: list[str]) -> list[str]:
-    about = calibration.about
-    machine = f"{about['model']}, {about['num_ranks']} ranks on {about['num_cores']} cores, {about['measured_at'][:10]}"
-    lines = [
-        "# Predicted against measured on one machine",
-        "",
-        "Written by `benchmarks/predict_here.py`; do not edit. Steps were measured by `labkit calibrate`, the",
-        "workloads were no part of it, and the simulator ran the schedule that was then sent. Milliseconds, predicted",
-        "and measured; `speed` is what the run's own steps took over what the calibration says of such steps.",
-        "",
-        f"{machine}; others had {about['others_share']:.1%} of the cores while it was calibrated. Runs of "
-        f"{rows[0]['seconds']:.1f} s, all lengths times {rows[0]['scale']:g}, at one rate a workload.",
-        *calibration.notes,
-        "",
-        f"| workload | layout | requests/s | requests | speed | {' | '.join(ALLOWED).replace('_', ' ')} |",
-        "|---|---|---|---|---|" + "---|" * len(ALLOWED),
-        *map(table_row, rows),
-    ]
-    return [*lines, *(line for sentence in said for line in ("", sentence))]
-
-
-def table_row(row: dict[str, Any]) -> str:
-    expected, found, error = row["predicted"], row["measured"], row["error"]
-    cells = [f"{expected[name]:.1f} / {found[name]:.1f} ({error[name]:+.0%})" for name in ALLOWED]
-    run = [row["workload"], row["layout"], f"{row['rate']:g}", str(row["n"]), f"{row['speed']:.2f}"]
-    return f"| {' | '.join([*run, *cells])} |"
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ What a table says is computed here from ../shared/data/measured/serving_hopper.c
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ import numpy as np
 from labkit.layout import Layout
 from labkit.model.spec import load_spec
 from labkit.paths import repo_dir
+from labkit.plan.chips import chip_of
 from labkit.plan.fit_report import kind_of, relative
 from labkit.plan.fit_serving import Fitter, Sample
 from labkit.plan.hardware import load_hardware
-from labkit.plan.measured_rows import RowError, read_row, with_precision
+from labkit.plan.measured_rows import Row, RowError, read_row, with_precision
+from labkit.plan.memory import memory_plan
 from labkit.plan.predict import predict_closed
 from labkit.plan.predict_rows import predict_row
-from labkit.plan.row_rules import RULES, first_full, load_rows, roofline_tpot, series_of
+from labkit.plan.row_rules import RULES, first_full, load_rows, mostly_waits, roofline_tpot, series_of
 from labkit.plan.work import EngineSettings
 
 PEER = {"tpot": 0.32, "ttft": 0.51}
@@ -76,26 +80,64 @@ def overall(errors: Errors, fitted: Errors) -> str:
     return table(["", "TPOT", "TTFT"], rows)
 
 
+KV_HEAD = [
+    "model", "GPU", "engine", "layout", "tokens", "steps", "jump", "concurrency ×", "TPOT ×", "TTFT, s",
+    "share of the pool", "KV full, predicted", "same",
+]  # fmt: skip
+HALF_OF_THE_POOL = 0.5
+
+
 def kv_steps(file: Path) -> str:
-    """Every series in which TTFT jumps while TPOT is flat, and where the planner says that KV fills."""
-    rows = []
+    """Every series that the rule "KV full" cuts, and those where the planner says that KV fills."""
+    rows, needed = [], []
     for series in series_of(_all_rows(file)):
-        measured, steps = first_full(series), [f"{s.row.concurrency:.0f}" for s in series]
-        found = [predict_row(sample.row).kv_full for sample in series]
-        predicted = found.index(True) if any(found) else len(series)
+        steps = [f"{s.row.concurrency:.0f}" for s in series]
+        measured = min(first_full(series), _first([mostly_waits(sample) for sample in series]))
+        predicted = _first([predict_row(sample.row).kv_full for sample in series])
         if min(measured, predicted) == len(series):
             continue
-        row = series[0].row
-        at = series[measured] if measured < len(series) else series[predicted]
+        row, at = series[0].row, min(measured, predicted)
+        needed.append(pool_share(series[at].row))
         rows.append([
             row.model, row.hardware.device.name, f"{row.engine} {row.version}".strip(), str(row.layout),
             f"{row.prompt:.0f} + {row.output:.0f}", "→".join(steps), steps[measured] if measured < len(series) else "–",
+            *_growth(series, at), f"{series[at].ttft_s:.2f}", _share_text(series[at].row),
             steps[predicted] if predicted < len(series) else "–", "yes" if measured == predicted else "no",
-            f"{at.ttft_s:.2f}",
         ])  # fmt: skip
-    right = sum(row[-2] == "yes" for row in rows)
-    head = ["model", "GPU", "engine", "layout", "tokens", "steps", "jump", "KV full, predicted", "same", "TTFT, s"]
-    return f"{right} of {len(rows)} series.\n\n{table(head, rows)}"
+    same = [row[-1] == "yes" for row in rows]
+    could = [right for right, share in zip(same, needed, strict=True) if share > HALF_OF_THE_POOL]
+    return (
+        f"{sum(same)} of all {len(rows)} series, {sum(could)} of the {len(could)} whose requests would take more than "
+        f"half of the pool.\n\n{table(KV_HEAD, rows)}"
+    )
+
+
+def pool_share(row: Row) -> float:
+    """Of the KV pool that the planner counts: what the row's requests take when all are at their full length."""
+    device = row.hardware.device
+    plan = memory_plan(row.layout, row.spec, device.memory_bytes, row.settings, chip=chip_of(device.name))
+    return row.concurrency / plan.most_requests(math.ceil(row.prompt + row.output))
+
+
+def _share_text(row: Row) -> str:
+    """The share, and in brackets what it is where layers with a sliding window keep every token too."""
+    told = f"{pool_share(row):.0%}"
+    if row.spec.sliding_window:
+        told += f" ({pool_share(replace(row, spec=replace(row.spec, sliding_window=None))):.0%})"
+    return told
+
+
+def _first(found: list[bool]) -> int:
+    """Index of the first True; the length where there is none."""
+    return found.index(True) if any(found) else len(found)
+
+
+def _growth(series: list[Sample], at: int) -> tuple[str, str]:
+    """By how much concurrency and TPOT grow in the step that ends there."""
+    if not at:
+        return "–", "–"
+    before, here = series[at - 1], series[at]
+    return f"{here.row.concurrency / before.row.concurrency:.1f}", f"{here.tpot_s / before.tpot_s:.2f}"
 
 
 def _all_rows(file: Path) -> list[Sample]:
@@ -180,8 +222,16 @@ def document(file: Path) -> str:
         "## Rows that are not compared",
         table(["rule", "what it drops", "rows"], [[name, said, dropped[name]] for name, said in RULES.items()]),
         "## Where KV fills",
-        "Series whose TTFT exceeds three times the step before while TPOT is flat, or in which the planner says that "
-        "KV is full. A jump where the planner sees room is another queue than KV's: " + kv_steps(file),
+        "Series that the rule above calls full (TTFT over three times the step before while TPOT is flat, or over "
+        "half of the request's life), or in which the planner says that KV is full, with what concurrency and TPOT "
+        "grow by in that step, and the share of the predicted pool that the requests would take with all of their "
+        "tokens (in brackets: where layers with a window keep every token, as TensorRT-LLM does unless "
+        "`max_attention_window` is set). A jump of requests that need a small share is another queue than KV's. The "
+        "planner names the step of " + kv_steps(file),
+        "Not explained: gpt-oss-120b on one H200 under TensorRT-LLM, whose requests find room by this count even with "
+        "every answer reserved in full, as TensorRT-LLM does and the prediction takes it, and every layer's tokens "
+        "kept. Where TTFT grows and no row shows the step before, a limit of the server on running requests is as "
+        "likely as a full pool.",
         "## Published throughput, no row of it fitted",
         "TensorRT-LLM 0.14, all requests there from the start (`published.csv`). How large a share of the memory it "
         "was given is not said: 0.95 here. Where weights nearly fill a GPU, that decides. Mixtral's few wide experts "

@@ -1,14 +1,13 @@
-"""Recorded runs of real vLLM, replayed: TTFT and TPOT beside what was measured, three times over.
+"""Recorded runs of real vLLM, replayed: TTFT and TPOT beside what was measured, twice over.
 
-`as planned`: datasheet and the constants fitted on other GPUs' servings (data/fitted), nothing of these runs.
-`left out`: every step times one factor, fitted so that TPOT's mean comes out on the *other* runs, never on this one.
-`schedule`: the same factor fitted on this very run, which says nothing of the cost, and how far the schedule alone is
-off: TPOT's mean is given, TTFT and the tails are not. The runs are not part of the project; they are found beside it.
+`as planned`: datasheets, published sweeps and the constants fitted on Hopper's servings (data/fitted), nothing of any
+recorded run. `schedule`: every step times one factor, fitted on this very run so that TPOT's mean comes out, which says
+nothing of the cost, and how far the schedule alone is off: TPOT's mean is given, TTFT and the tails are not. The runs
+are not part of the project; they are found beside it.
 
     python benchmarks/replay_vllm.py [--write] [--json]
 
---write keeps the factors in data/fitted/recorded.toml, where `labkit replay` finds those of the other GPUs' runs: do it
-whenever data/fitted/engines.toml has changed.
+--write keeps the page in docs: do it whenever data/fitted/engines.toml or data/hardware has changed.
 """
 
 from __future__ import annotations
@@ -24,13 +23,33 @@ from labkit.model.spec import load_spec
 from labkit.plan import replay
 from labkit.plan.cost import step_cost
 from labkit.plan.hardware import load_hardware
-from labkit.plan.recorded import GRAPHICS, Times, recorded_file
+from labkit.plan.work import StepCost, StepWork
 
 SHARED = Path(os.environ.get("LABKIT_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
 RUNS = SHARED / "measured" / "requests"
 PAGE = Path(__file__).parents[1] / "docs" / "predictions_replay.md"
 LIMIT = 0.10
 FIGURES = [(metric, key) for metric in ("ttft_ms", "tpot_ms") for key in ("mean", "p99")]
+KINDS = ("as planned", "schedule")
+
+
+class Times:
+    """A cost whose steps take `factor` times as long."""
+
+    def __init__(self, cost: StepCost, factor: float) -> None:
+        self._cost, self.factor = cost, factor
+
+    def seconds(self, work: StepWork) -> float:
+        return self.factor * self._cost.seconds(work)
+
+    def interval(self, work: StepWork) -> float:
+        return self.factor * self._cost.interval(work)
+
+    def parts(self, work: StepWork) -> dict[str, float]:
+        return {part: self.factor * seconds for part, seconds in self._cost.parts(work).items()}
+
+    def handoff_seconds(self, num_tokens: int) -> float:
+        return self._cost.handoff_seconds(num_tokens)
 
 
 class Recorded:
@@ -41,7 +60,9 @@ class Recorded:
         self.setup = replay.read_setup(json.loads(meta.read_text()), meta.name)
         self.gpus = f"{self.setup.layout.world_size}x{self.setup.gpus}"
         spec = load_spec(replay.model_name(self.setup.model))
-        self.cost = step_cost(self.setup.layout, spec, load_hardware(self.gpus), self.setup.settings)
+        self.cost = step_cost(
+            self.setup.layout, spec, load_hardware(self.gpus), self.setup.settings, version=self.setup.version
+        )
         self.blocks = replay.planned_blocks(self.setup, spec, self.gpus)
         self.real = replay.measured(self.rows)
 
@@ -62,14 +83,11 @@ def errors(run: Recorded, factor: float) -> dict[str, float]:
 
 
 def table(runs: Sequence[Recorded]) -> dict[str, Any]:
-    own = {run.name: run.fitted_factor() for run in runs}
     told: dict[str, Any] = {}
     print(f"{'':<44}{'':>11}  {'factor':>6}" + "".join(f"{metric[:4]} {key}".rjust(12) for metric, key in FIGURES))
     for run in runs:
         print(f"{run.name:<44}{'measured':>11}  {'':>6}" + "".join(f"{run.real[m][k]:12,.1f}" for m, k in FIGURES))
-        others = [factor for name, factor in own.items() if name != run.name]
-        kinds = {"as planned": 1.0, "left out": sum(others) / len(others) if others else 1.0, "schedule": own[run.name]}
-        for kind, factor in kinds.items():
+        for kind, factor in zip(KINDS, (1.0, run.fitted_factor()), strict=True):
             found = errors(run, factor)
             told[f"{run.name} {kind}"] = {"factor": factor, **found}
             within = all(abs(error) <= LIMIT for error in found.values())
@@ -78,22 +96,12 @@ def table(runs: Sequence[Recorded]) -> dict[str, Any]:
     return told
 
 
-def fitted_text(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
-    """The factors as TOML; the residual is the mean absolute error of the four figures with the factor."""
-    lines = [
-        "# Written by benchmarks/replay_vllm.py: how steps of GPUs with graphics memory differ from the cost model",
-        "# (no serving behind engines.toml had one). `labkit replay` takes the factors of other GPUs' runs alone.",
-    ]
-    for run in runs:
-        found = told[f"{run.name} schedule"]
-        if run.setup.gpus in GRAPHICS:
-            residual = sum(abs(error) for name, error in found.items() if name != "factor") / len(FIGURES)
-            lines += [
-                f"\n[{run.setup.gpus}]",
-                f'factor = {{ value = {found["factor"]:.4f}, unit = "1", origin = "fitted", '
-                f'source = "{run.name}, vLLM, 300 requests (LLMServingSim, MIT)", residual = {residual:.3f} }}',
-            ]
-    return "\n".join(lines) + "\n"
+NOTE = """\
+A request's TTFT in these runs is mostly its wait for a slot or for KV, so it is the difference of two long times:
+when others end, and when it came. An error of one percent in the speed of all steps is several in TTFT: `schedule`
+beside `as planned` shows how many. The instants at which requests begin and end tell the real steps one by one. In
+the run with experts they jump at two numbers of sequences, as where a kernel or a protocol of the collectives gives
+way to another; the plan, which has no such jumps, agrees below them and is short above."""
 
 
 def page(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
@@ -102,7 +110,7 @@ def page(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
     lines = [
         "# Recorded runs of vLLM, replayed",
         "",
-        "Written by `benchmarks/replay_vllm.py --write`; its docstring says what the three ways are. Measured in ms,",
+        "Written by `benchmarks/replay_vllm.py --write`; its docstring says what the two ways are. Measured in ms,",
         "predictions as signed errors.",
         "",
         f"| run | | factor | {heads} |",
@@ -110,16 +118,16 @@ def page(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
     ]
     for run in runs:
         lines.append(f"| {run.name} | measured | | " + " | ".join(f"{run.real[m][k]:,.1f}" for m, k in FIGURES) + " |")
-        for kind in ("as planned", "left out", "schedule"):
+        for kind in KINDS:
             found = told[f"{run.name} {kind}"]
             cells = " | ".join(f"{found[f'{m} {k}']:+.1%}" for m, k in FIGURES)
             lines.append(f"| | {kind} | {found['factor']:.3f} | {cells} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", NOTE]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="keep the factors and the page in docs")
+    parser.add_argument("--write", action="store_true", help="keep the page in docs")
     parser.add_argument("--json", action="store_true", help="a JSON line last")
     options = parser.parse_args()
     files = sorted(RUNS.glob("*.requests.jsonl"))
@@ -129,7 +137,6 @@ def main() -> None:
     runs = [Recorded(file) for file in files]
     told = table(runs)
     if options.write:
-        recorded_file().write_text(fitted_text(runs, told))
         PAGE.write_text(page(runs, told))
     if options.json:
         print(json.dumps(told))

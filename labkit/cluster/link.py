@@ -9,8 +9,10 @@ a given port where ranks come from other machines. Who connects is told to the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import os
+import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_FRAME_BYTES = 1 << 28
 _MAX_HELLO_BYTES = 1 << 14
 _HELLO_TIMEOUT_S = 10.0
+_READ_BYTES = 1 << 18
 _MAX_PATH_BYTES = 100
 """sockaddr_un holds 108 bytes on Linux and 104 on macOS."""
 
@@ -78,9 +81,22 @@ class RankLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        self._transport = None
+        transport, self._transport = self._transport, None
+        if isinstance(exc, ConnectionError) and self.rank >= 0 and transport is not None:
+            self._hear_out(transport)
         if self.rank >= 0:
             self._listener.lost(self)
+
+    def _hear_out(self, transport: asyncio.Transport) -> None:
+        """What the rank said before it ended, where a write to it failed before that was read: asyncio reads no more
+        then, and its last words would be lost."""
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as end,
+        ):
+            end.setblocking(False)
+            while data := end.recv(_READ_BYTES):
+                self.data_received(data)
 
     def say_goodbye(self) -> None:
         """On a lifeline: the owner ends on purpose, and the rank need not be started again."""

@@ -2,7 +2,8 @@
 
 `step_cost(layout, spec, hardware, settings)` is a `StepCost`: seconds of a step, of the interval until the next may
 follow, by part, and of a handoff. Stages follow each other, so `seconds` is their sum and `interval` the slowest. With
-attention-DP all replicas step together, so the experts see everybody's tokens; replicas are taken as equally busy.
+attention-DP all replicas step together, so the experts see everybody's tokens; replicas are taken as equally busy
+where the work does not say what their mean is.
 """
 
 from __future__ import annotations
@@ -72,8 +73,14 @@ def step_cost(
     bandwidth = hardware.device.memory_bandwidth.value
     return RooflineCost(
         shapes, constants, bandwidth, skew, handoff / layout.pp / link.message_bandwidth.value,
-        link.message_latency_s.value, GRAPH_TOKENS.get(engine, 0) if graph_tokens is None else graph_tokens,
+        link.message_latency_s.value, largest_graph(engine, settings) if graph_tokens is None else graph_tokens,
     )  # fmt: skip
+
+
+def largest_graph(engine: str, settings: EngineSettings) -> int:
+    """Tokens of the largest step that an engine's graphs cover by default: vLLM captures up to twice max_num_seqs and
+    at most GRAPH_TOKENS (its `max_cudagraph_capture_size`)."""
+    return min(2 * settings.max_num_seqs, GRAPH_TOKENS.get(engine, 0)) if settings.cuda_graphs else 0
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any) -> tuple[Any, ..
         shape.dense_bytes / (bandwidth * c.weight_efficiency),
         shape.dense_flops * tokens / (shape.dense_rate * c.matrix_efficiency), p,
     )  # fmt: skip
-    experts = _expert_seconds(shape, c, bandwidth, tokens)
+    experts = _expert_seconds(shape, c, bandwidth, tokens * mean_share(work))
     pairs = work.prefill_pairs * shape.pair_flops + work.prefill_window_pairs * shape.window_pair_flops
     attention = pairs * shape.prefill_share / (shape.attention_rate * c.attention_efficiency)
     context = (work.decode_context + work.prefill_context) * shape.context_bytes
@@ -105,7 +105,8 @@ def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any) -> tuple[Any, ..
 
 
 def _expert_seconds(shape: Any, c: Any, bandwidth: Any, tokens: Any) -> Any:
-    """Weights of the experts that the tokens touch, E(1 − (1 − k/E)^T) under uniform routing, on the busiest rank."""
+    """Weights of the experts that the tokens touch, E(1 − (1 − k/E)^T) under uniform routing, on the busiest rank.
+    `tokens`: of a replica, on average over those that share the experts."""
     seen = tokens * shape.expert_replicas
     touched = 1 - shape.expert_miss**seen
     spread = shape.expert_spread_normal
@@ -142,11 +143,23 @@ def axis_seconds(axis: Any, c: Any, work: Any) -> Any:
     small = (axis.small_limit_s + c.reduce_s - abs(axis.small_limit_s - c.reduce_s)) / 2  # the smaller of the two
     prefilling = work.prefill_tokens / (work.prefill_tokens + 1)
     decoding = work.decodes / (work.decodes + 1)
+    moved = axis.prefill_token_s * work.prefill_tokens + axis.decode_token_s * work.decodes
     return (
         axis.small_ops * small + axis.both_latency_s
         + axis.prefill_latency_s * prefilling + axis.decode_latency_s * decoding
-        + axis.prefill_token_s * work.prefill_tokens + axis.decode_token_s * work.decodes + axis.logit_s * work.logits
+        + moved * gathered_share(axis.gathered_from, work) + axis.logit_s * work.logits
     )  # fmt: skip
+
+
+def mean_share(work: Any) -> Any:
+    """Tokens of the mean replica over this one's: what shared experts compute for, where replicas are not alike."""
+    return work.mean_tokens / max(1, work.prefill_tokens + work.decodes) if work.mean_tokens else 1.0
+
+
+def gathered_share(gathered_from: int, work: Any) -> Any:
+    """Of what a rank receives where all are as busy as it is: the mean replica's tokens from each of the others, and
+    the busiest sends its own at least once."""
+    return max(1 / gathered_from, mean_share(work)) if work.mean_tokens and gathered_from else 1.0
 
 
 def _corner(memory: Any, compute: Any, power: Any) -> Any:

@@ -19,6 +19,9 @@ from typing import Any
 from labkit.paths import data_dir, home_dir, read_text
 
 ORIGINS = ("datasheet", "fitted", "measured")
+HOPPER_MATMUL = 821.2e12 / 989.4e12
+"""Of its datasheet's bfloat16 rate, what an H100 SXM reaches in the sweep that gave the others' `matmul`. Engines'
+efficiencies are shares of the datasheet as fitted on Hopper, whose clock falls under full matrices."""
 SERVERS = {"nvswitch": "nvlink", "pairs": "nvlink", "pcie": "", "xgmi": "xgmi"}
 """How the GPUs of a node are joined → the kind of the fast link."""
 _NAME = re.compile(r"(?:(\d+)\s*[x×]\s*)?([a-z0-9-]+)", re.IGNORECASE)
@@ -52,6 +55,14 @@ class Device:
     rates: dict[str, Parameter] = field(hash=False)
     """Dense FLOP/s by format: bfloat16, float8, float4."""
     price_per_hour: float | None = None
+    matmul: Parameter | None = None
+    """bfloat16 FLOP/s of the best large product in a published sweep; None: not in it."""
+
+    @property
+    def sustained(self) -> float:
+        """How much more of its datasheet's rate the device holds in large products than Hopper does, whose power ends
+        before its clock does; 1 where it is not known. A GeForce runs above the clock that its datasheet counts."""
+        return self.matmul.value / self.rate(16).value / HOPPER_MATMUL if self.matmul else 1.0
 
     def rate(self, bits: int) -> Parameter:
         """The rate of matrices kept in `bits`: of the narrowest format that the device computes in and that holds
@@ -205,6 +216,7 @@ def _assemble(table: dict[str, Any], num_gpus: int, nodes: int, server: str, nam
         _parameter(raw["memory_bandwidth"], sources),
         {kind: _parameter(given, sources) for kind, given in raw["rates"].items()},
         None if price is None else float(price),
+        _parameter(raw["matmul"], sources) if "matmul" in raw else None,
     )  # fmt: skip
     fast_kind, fast_group = SERVERS[server], 1
     fast = None

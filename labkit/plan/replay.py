@@ -2,8 +2,8 @@
 
 Rows have lengths and instants (`arrival_time` on the wall, the rest on the engine's own clock), as vLLM's request
 records do; TTFT there is first token − queued, where queued is when the engine's loop took the request up. Steps cost
-what the planner says for that GPU and model (see also `recorded`); nothing here is fitted to the run. Async
-scheduling, where the run's settings say so, plans a step while the one before it runs.
+what the planner says for that GPU and model; nothing here is fitted to the run. Async scheduling, where the run's
+settings say so, plans a step while the one before it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from labkit.layout import Layout
 from labkit.model.shapes import ModelSpec
 from labkit.paths import read_text
 from labkit.plan.hardware import load_hardware
-from labkit.plan.recorded import Times, left_out_factor
 from labkit.plan.sim.result import SimResult, ladder_ms
 from labkit.plan.simulate import Options, SimRequest, simulate
 from labkit.plan.work import EngineSettings, StepCost
@@ -56,6 +55,8 @@ class Setup:
     kv_blocks: int
     """As the run logged them; 0: it did not, and the planner counts."""
     ahead: bool
+    version: str
+    """Of the engine; empty where the run does not say."""
 
 
 def read_rows(path: str | Path) -> list[RequestRow]:
@@ -108,6 +109,7 @@ def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") 
         gpus=_gpu_of(str(meta.get("hardware", {}).get("device_name", "")), file_name),
         kv_blocks=int(cache.get("num_gpu_blocks") or 0),
         ahead=bool(scheduler.get("async_scheduling", _is_async(str(meta.get("vllm_version", ""))))),
+        version=str(meta.get("vllm_version", "")),
     )
 
 
@@ -198,8 +200,7 @@ def replay_files(requests: str | Path, meta: str | Path, gpus: str = "", engine:
     gpus = gpus or f"{setup.layout.world_size}x{setup.gpus}"
     spec = load_spec(model_name(setup.model))
     hardware = load_hardware(gpus)
-    factor = left_out_factor(hardware.device.name)
-    cost = Times(step_cost(setup.layout, spec, hardware, setup.settings, engine), factor.value)
+    cost = step_cost(setup.layout, spec, hardware, setup.settings, engine, version=setup.version)
     blocks = planned_blocks(setup, spec, gpus)
     result = replay(rows, setup, cost, blocks)
     real, guess = measured(rows), predicted(result)
@@ -218,8 +219,6 @@ def replay_files(requests: str | Path, meta: str | Path, gpus: str = "", engine:
         "async_scheduling": setup.ahead,
         "kv_blocks": blocks,
         "kv_blocks_from": "the run" if setup.kv_blocks else "the planner",
-        "step_factor": factor.value,
-        "step_factor_from": factor.source,
         "requests": len(rows),
         "preemptions": result.num_preemptions,
         "queue_peak": int(result.waiting.peak),

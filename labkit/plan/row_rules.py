@@ -47,7 +47,7 @@ def load_rows(file: Path) -> tuple[list[Sample], Counter[str]]:
             samples[key] = Sample(row, float(given["silicon_ttft_ms"]) / 1e3, float(given["silicon_tpot_ms"]) / 1e3)
     kept = list(samples.values())
     full = {id(sample) for series in series_of(kept) for sample in series[first_full(series) :]}
-    full |= {id(s) for s in kept if s.ttft_s > s.tpot_s * (s.row.output - 1)}
+    full |= {id(sample) for sample in kept if mostly_waits(sample)}
     dropped["KV full"] = len(full)
     kept = [sample for sample in kept if id(sample) not in full]
     for name, is_odd in (("beats the roofline", _beats_roofline), ("TPOT falls with load", _tpot_falls)):
@@ -83,6 +83,11 @@ def first_full(series: list[Sample]) -> int:
         if here.ttft_s > 3 * before.ttft_s and flat and waits:
             return at
     return len(series)
+
+
+def mostly_waits(sample: Sample) -> bool:
+    """Whether TTFT is more than half of the request's life."""
+    return sample.ttft_s > sample.tpot_s * (sample.row.output - 1)
 
 
 def _sets(samples: Iterable[Sample]) -> list[list[Sample]]:

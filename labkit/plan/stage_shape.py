@@ -13,7 +13,7 @@ from functools import lru_cache
 from labkit.layout import Coords, Crossing, Layout, StepShape, kv_bytes_per_token, rank_memory
 from labkit.layout.ownership import is_last_stage, layers, stage_layers
 from labkit.layout.slices import counted_tensors, slice_tensor
-from labkit.layout.traffic import axis_traffic
+from labkit.layout.traffic import axis_traffic, num_moe_layers
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, ROUTER, SHARED_EXPERTS, expert_tensors
 from labkit.plan.collective_cost import link_bandwidth, wire_bytes
@@ -23,6 +23,8 @@ from labkit.plan.hardware import Device, Hardware, Link
 DENSE = (ATTENTION, MLP, SHARED_EXPERTS, ROUTER, NORM)
 _MANY = 1 << 20
 """Tokens of the probe that traffic is asked for: rounding to whole rows disappears."""
+_CHOSEN_BYTES = 8
+"""An expert's number and weight, 32 bits each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class AxisCost:
     prefill_token_s: float = 0.0
     decode_token_s: float = 0.0
     logit_s: float = 0.0
+    gathered_from: int = 0
+    """Other ranks whose tokens are all gathered here; 0: nothing is gathered by token on this axis."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +98,15 @@ class StageShape:
 
 
 def compute_rate(device: Device, bits: float, spec: ModelSpec) -> float:
-    """Dense FLOP/s of matrices kept in `bits`. Integers of few bits are weights only and multiply as bfloat16; so do
-    4-bit floats on a device without them."""
+    """Dense FLOP/s of matrices kept in `bits`, by the datasheet and what the device holds of it beside Hopper.
+    Integers of few bits are weights only and multiply as bfloat16; so do 4-bit floats on a device without them."""
     method = spec.quantization.method if spec.quantization else ""
-    if bits > 12:
-        return device.rate(16).value
-    if bits > 6:
-        return device.rate(8).value if "fp8" in method or "float" in method or not method else device.rate(16).value
-    floats = "fp4" in method and "float4" in device.rates
-    return device.rate(4).value if floats else device.rate(16).value
+    width = 16
+    if 6 < bits <= 12 and ("fp8" in method or "float" in method or not method):
+        width = 8
+    elif bits <= 6 and "fp4" in method and "float4" in device.rates:
+        width = 4
+    return device.rate(width).value * device.sustained
 
 
 def _elements(layout: Layout, spec: ModelSpec, rank: int) -> dict[str, float]:
@@ -124,8 +128,10 @@ def _bits(memory: dict[str, int], elements: dict[str, float], parts: tuple[str, 
 def stage_shapes(
     layout: Layout, spec: ModelSpec, hardware: Hardware, kv_bytes: int, engine_traffic: bool
 ) -> tuple[StageShape, ...]:
-    """One shape a stage. `kv_bytes`: of a cached number. `engine_traffic`: experts inside tensor parallelism end in an
-    all-reduce, as in vLLM, SGLang and TensorRT-LLM, instead of labkit's exchange."""
+    """One shape a stage. `kv_bytes`: of a cached number. `engine_traffic`: the experts' traffic of vLLM, SGLang and
+    TensorRT-LLM as they are set by default, instead of labkit's exchange: inside tensor parallelism they end in an
+    all-reduce; under attention-DP in one node every rank gathers everybody's tokens and the sums are scattered back
+    (across nodes they are told to use an exchange of their own)."""
     return tuple(_stage(layout, spec, hardware, stage, kv_bytes, engine_traffic) for stage in range(layout.pp))
 
 
@@ -166,7 +172,8 @@ def _stage(
         context_bytes=cached * full, window_context_bytes=cached * (len(attending) - full),
         state_bytes=state * (len(mine) - len(attending)), latent_layers=float(len(mine) if spec.mla else 0),
         linear_layers=float(len(mine) - len(attending)),
-        attention_rate=device.rate(16).value, hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
+        attention_rate=device.rate(16).value * device.sustained,
+        hidden_bytes=float(len(mine) * spec.hidden_size * spec.dtype_bytes),
         prefill_share=1 / layout.pcp, axes=tuple(_axes(layout, spec, hardware, stage, engine_traffic)),
     )  # fmt: skip
 
@@ -182,7 +189,10 @@ def _axes(layout: Layout, spec: ModelSpec, hardware: Hardware, stage: int, engin
             continue
         share = 1 / layout.pp if axis != "pp" else 1 / (layout.pp - 1)  # of the whole path's operations: this stage's
         link = hardware.link(group if axis != "pp" else (rank, layout.group_of(axis, rank)[stage + 1]))
-        crossings = _crossings(axis, layout, spec, engine_traffic)
+        if engine_traffic and axis == "ep" and layout.attention_dp and link.kind != "network":
+            crossings = _gathered(layout, spec, prefill=True), _gathered(layout, spec, prefill=False)
+        else:
+            crossings = _crossings(axis, layout, spec, engine_traffic)
         yield _axis_cost(axis, crossings, link, len(group), share, _ranks_per_node(hardware, group))
 
 
@@ -202,6 +212,20 @@ def _crossings(
     shapes = StepShape(prefill_tokens=_MANY), StepShape(decode_seqs=_MANY)
     prefill, decode = (axis_traffic(axis, seen, spec, shape, spec.dtype_bytes) for shape in shapes)
     return prefill, decode
+
+
+def _gathered(layout: Layout, spec: ModelSpec, *, prefill: bool) -> tuple[Crossing, ...]:
+    """Experts under attention-DP: `allgather_reducescatter`, vLLM's default (docs.vllm.ai, serving/
+    expert_parallel_deployment, which names exchanges for several nodes), and what SGLang and TensorRT-LLM do where no
+    all-to-all library is named. A token goes to each rank once, where an exchange sends it once for each of its
+    experts; their numbers and weights ride along."""
+    tokens = -(-_MANY // (layout.tp * (layout.pcp if prefill else 1)))
+    row, count = spec.hidden_size * spec.dtype_bytes, num_moe_layers(spec)
+    chosen = spec.moe.top_k * _CHOSEN_BYTES if spec.moe else 0
+    return (
+        Crossing("all_gather", count, tokens * (row + chosen), "everybody's tokens to each owner of experts"),
+        Crossing("reduce_scatter", count, tokens * row * layout.ep, "sums of expert outputs back"),
+    )
 
 
 def _axis_cost(
@@ -235,4 +259,5 @@ def _axis_cost(
     return AxisCost(
         axis, latency["prefill"], latency["decode"], latency["both"], small_ops, link.latency_s.value,
         slope["prefill"], slope["decode"], slope["logit"],
+        gathered_from=degree - 1 if axis == "ep" and any(each.operation == "all_gather" for each in prefill) else 0,
     )  # fmt: skip

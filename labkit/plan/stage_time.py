@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from labkit.plan.engine_cost import LAUNCH_CORNER, EngineConstants, launch_seconds
-from labkit.plan.stage_shape import StageShape
+from labkit.plan.engine_cost import LAUNCH_CORNER, EngineConstants, gathered_share, launch_seconds, mean_share
+from labkit.plan.stage_shape import AxisCost, StageShape
 from labkit.plan.work import StepWork
 
 
@@ -41,6 +41,7 @@ def stage_time(
     prefill_once = sum(axis.prefill_latency_s for axis in shape.axes)
     decode_once = sum(axis.decode_latency_s for axis in shape.axes)
     prefill_token = sum(axis.prefill_token_s for axis in shape.axes)
+    gathered = [axis for axis in shape.axes if axis.gathered_from]
     decode = sum(axis.decode_token_s for axis in shape.axes) + c.sequence_s + shape.state_bytes * kv
     row = sum(axis.logit_s for axis in shape.axes)
     launches = launch_seconds(shape, c)
@@ -54,12 +55,15 @@ def stage_time(
         if window:
             total += window * (work.decode_window_context + work.prefill_context)
         if expert_memory:
-            touched = 1 - miss ** (tokens * replicas)
+            shared = tokens * mean_share(work)
+            touched = 1 - miss ** (shared * replicas)
             busiest, uneven = touched, 1.0
             if spread:
                 busiest = min(1.0, touched + spread * ((touched * (1 - touched) + 1e-12) / here) ** 0.5)
-                uneven = min(3.0, 1 + spread / (tokens * replicas * hit + 1e-6) ** 0.5)
-            total += skew * ((expert_memory * busiest) ** p + (expert_token * tokens * uneven) ** p) ** q
+                uneven = min(3.0, 1 + spread / (shared * replicas * hit + 1e-6) ** 0.5)
+            total += skew * ((expert_memory * busiest) ** p + (expert_token * shared * uneven) ** p) ** q
+        if work.mean_tokens:
+            total -= sum(_spared(axis, work) for axis in gathered)
         if decodes:
             total += decode_once * decodes / (decodes + 1)
         if not prompt:
@@ -72,3 +76,9 @@ def stage_time(
         return (total**LAUNCH_CORNER + launched**LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
 
     return seconds
+
+
+def _spared(axis: AxisCost, work: StepWork) -> float:
+    """Seconds that an axis takes less because the other replicas have fewer tokens than this one."""
+    moved = axis.prefill_token_s * work.prefill_tokens + axis.decode_token_s * work.decodes
+    return (1 - gathered_share(axis.gathered_from, work)) * moved

@@ -32,6 +32,8 @@ class StepWork:
     """The same, each sequence cut at the model's window; equal to `decode_context` without one."""
     logits: int = 0
     """Rows that get logits: the decodes and the prompts that end here."""
+    mean_tokens: float = 0.0
+    """New tokens of a replica on average, over all that share experts and step together; 0: as many as here on each."""
 
 
 class StepCost(Protocol):

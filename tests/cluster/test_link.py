@@ -101,6 +101,23 @@ def test_a_stranger_is_closed_and_never_becomes_a_rank(tmp_path: Path, payload: 
     _with_server(tmp_path, scene)
 
 
+def test_last_words_are_heard_although_the_owner_writes_to_the_dead_before_it_reads(tmp_path: Path) -> None:
+    """A busy owner: the rank has spoken and ended before the next frame to it is written, which the system refuses."""
+
+    async def scene(owner: _Owner, address: str) -> None:
+        channel = Channel(await asyncio.to_thread(dial, address))
+        channel.send(_hello())
+        await owner.came.get()
+        channel.send(messages.encode(Failed(3, "RuntimeError: last words", "")))
+        channel.close()
+        owner.links[0].write(frame(Shutdown()))
+        assert await owner.gone.get() == 3
+        _, message = owner.said.get_nowait()
+        assert isinstance(message, Failed) and message.error == "RuntimeError: last words"
+
+    _with_server(tmp_path, scene)
+
+
 def test_a_huge_first_frame_is_not_waited_for(tmp_path: Path) -> None:
     async def scene(owner: _Owner, address: str) -> None:
         sock = await asyncio.to_thread(dial, address)

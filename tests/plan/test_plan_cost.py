@@ -9,7 +9,7 @@ import pytest
 from labkit.layout import Layout, LayoutError
 from labkit.model.spec import load_spec
 from labkit.plan.closed_loop import closed_loop, decode_work, prefill_work
-from labkit.plan.cost import RooflineCost, step_cost
+from labkit.plan.cost import RooflineCost, largest_graph, step_cost
 from labkit.plan.hardware import load_hardware
 from labkit.plan.work import EngineSettings, StepWork
 
@@ -142,5 +142,55 @@ def test_a_closed_loop_of_one_is_prefill_and_decodes() -> None:
 def test_the_quick_form_is_the_readable_one(model: str, layout: str) -> None:
     found = cost(layout, model, gpus="8xh200")
     mixed = prefill_work(2048, 1, 2, 128, 16, 1000)
-    for work in (decode(1, 10), decode(48, 3000), prefill(300), prefill(700), mixed, StepWork()):
+    uneven = replace(mixed, mean_tokens=400.0)
+    for work in (decode(1, 10), decode(48, 3000), prefill(300), prefill(700), mixed, uneven, StepWork()):
         assert found.seconds(work) == pytest.approx(sum(found.parts(work).values()), rel=1e-9)
+
+
+def test_under_attention_dp_engines_gather_every_token_once() -> None:
+    spec, gpus = load_spec("qwen3-30b-a3b"), "2xrtxpro6000"
+    found = cost("dp2xep2", "qwen3-30b-a3b", gpus)
+    (ep,) = found.shapes[0].axes
+    link, row = load_hardware(gpus).inside, spec.hidden_size * 2
+    there_and_back = (row + 8 * spec.moe.top_k) + row  # one other rank: a token out, and its sums in
+    assert ep.prefill_token_s == pytest.approx(spec.num_layers * there_and_back / link.bandwidth.value, rel=1e-6)
+    assert ep.decode_token_s == ep.prefill_token_s and ep.gathered_from == 1
+    (exchange,) = cost("dp2xep2", "qwen3-30b-a3b", gpus, engine="labkit").shapes[0].axes
+    assert exchange.prefill_token_s > 3.5 * ep.prefill_token_s and not exchange.gathered_from  # top-8, half stays
+
+
+def test_experts_compute_for_the_mean_replica() -> None:
+    found = cost("dp2xep2", "qwen3-30b-a3b", "2xrtxpro6000")
+    alike = prefill(2000)
+    alone = found.parts(replace(alike, mean_tokens=1000.0))
+    full = found.parts(alike)
+    assert alone["experts"] == pytest.approx(found.parts(prefill(1000))["experts"])
+    assert alone["ep"] == pytest.approx(full["ep"])  # the other receives all of it
+    assert alone["matrices"] == full["matrices"] and alone["attention"] == full["attention"]
+    assert found.parts(replace(alike, mean_tokens=2000.0)) == full
+    wide = cost("dp8xep8", "qwen3-30b-a3b")
+    latency = wide.shapes[0].axes[0].both_latency_s
+    few, many = (wide.parts(replace(alike, mean_tokens=mean))["ep"] - latency for mean in (250.0, 2000.0))
+    assert few == pytest.approx(many / 7)  # one busy replica of eight sends its own, where else seven would come
+
+
+def test_graphs_cover_twice_the_sequences_up_to_a_limit() -> None:
+    assert largest_graph("vllm", replace(SETTINGS, max_num_seqs=128)) == 256
+    assert largest_graph("vllm", replace(SETTINGS, max_num_seqs=1024)) == 512
+    assert largest_graph("vllm", replace(SETTINGS, cuda_graphs=False)) == largest_graph("trtllm", SETTINGS) == 0
+    few, many = (
+        step_cost(
+            Layout.parse("tp1"), load_spec("llama-3.1-8b"), load_hardware("1xh100"), replace(SETTINGS, max_num_seqs=num)
+        ).seconds(prefill(300))
+        for num in (128, 256)
+    )
+    assert few > many  # launched from the host, or replayed
+
+
+def test_a_gpu_that_holds_its_clock_multiplies_faster_than_its_datasheet_says() -> None:
+    assert load_hardware("1xh100").device.sustained == load_hardware("1xh200").device.sustained == 1.0
+    geforce = load_hardware("1xrtx4090").device
+    assert geforce.sustained == pytest.approx(178.8 / 165.2 / (821.2 / 989.4))
+    shape = cost("tp1", "llama-3.1-8b", "1xrtx4090").shapes[0]
+    assert shape.dense_rate == shape.attention_rate == pytest.approx(165.2e12 * geforce.sustained)
+    assert load_hardware("1xl40s").device.sustained < 1

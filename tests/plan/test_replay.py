@@ -79,3 +79,19 @@ def test_ttft_of_the_recorded_runs_is_what_their_owners_say():
     told = replay.measured(rows)
     assert told["ttft_ms"]["mean"] == pytest.approx(65456.6, abs=0.05)
     assert told["tpot_ms"]["p99"] == pytest.approx(56.0, abs=0.05)
+
+
+@pytest.mark.skipif(not RUNS.is_dir(), reason=f"the recorded runs are not at {RUNS}; set LABKIT_SHARED_DATA")
+@pytest.mark.parametrize(
+    ("run", "limits"),
+    [
+        ("RTX4090_Llama-3.1-8B", {"ttft_ms": 0.1, "tpot_ms": 0.1}),
+        # its waits for a slot are short beside what they lie between: five percent of speed are thirteen of TTFT
+        ("RTXPRO6000_Qwen3-30B-A3B-Instruct-2507", {"ttft_ms": 0.15, "tpot_ms": 0.1}),
+    ],
+)
+def test_a_recorded_run_comes_out_with_nothing_fitted_to_it(run: str, limits: dict[str, float]):
+    found = replay.replay_files(RUNS / f"{run}.requests.jsonl", RUNS / f"{run}.meta.json")
+    for metric, most in limits.items():
+        for key in ("mean", "p99"):
+            assert abs(found["error"][metric][key]) < most, (metric, key, found["error"][metric][key])

@@ -76,6 +76,22 @@ def test_shared_beginnings_are_computed_once():
     assert off.cached_tokens == 0
 
 
+def test_replicas_that_share_experts_know_the_mean_of_a_step():
+    asked = []
+
+    class Asks(Flat):
+        def seconds(self, work):
+            asked.append((work.prefill_tokens, work.decodes, work.mean_tokens))
+            return 1.0
+
+    _run([SimRequest(0.0, 100, 3), SimRequest(0.5, 60, 2)], "dp2xep2", Asks())
+    assert (100, 0, 50.0) in asked  # the other replica idles along
+    assert (60, 0, 30.5) in asked and (0, 1, 30.5) in asked  # a prompt beside a decode
+    asked.clear()
+    _run([SimRequest(0.0, 100, 3), SimRequest(0.5, 60, 2)], "dp2", Asks())
+    assert {mean for _, _, mean in asked} == {0.0}
+
+
 def test_what_can_never_be_served_is_refused_and_told():
     result = _run([SimRequest(0.0, 50, 5), SimRequest(0.0, 50, 500)], blocks=10)
     assert list(result.refused) == [1] and "KV blocks" in result.refused[1]

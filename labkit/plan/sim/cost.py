@@ -15,8 +15,9 @@ from labkit.plan.sim.plan import SimPlan
 from labkit.plan.work import StepWork
 
 
-def work_of(plan: SimPlan, window: int = 0) -> StepWork:
-    """A planned step as sums. window: what layers with a sliding window look at; 0: there are none.
+def work_of(plan: SimPlan, window: int = 0, mean_tokens: float = 0.0) -> StepWork:
+    """A planned step as sums. window: what layers with a sliding window look at; 0: there are none. mean_tokens: as in
+    `StepWork`.
 
     Of decodes only the sum of their contexts is known; the part inside the window is taken as if all were alike.
     """
@@ -30,7 +31,7 @@ def work_of(plan: SimPlan, window: int = 0) -> StepWork:
     return StepWork(
         tokens, len(chunks), pairs, inside if window else pairs, sum(ends) - tokens,
         plan.num_decodes, context, min(context, plan.num_decodes * window) if window else context,
-        len(plan.sampled) + (0 if plan.decodes else plan.num_decodes),
+        len(plan.sampled) + (0 if plan.decodes else plan.num_decodes), mean_tokens,
     )  # fmt: skip
 
 
@@ -45,24 +46,27 @@ class DecodeTable:
 
     def __init__(self, measure: Callable[[StepWork], float], window: int = 0) -> None:
         self._measure, self._window = measure, window
-        self._pieces: dict[tuple[int, int], tuple[float, float]] = {}
-        """By number and first knot: seconds there, and how they grow by a token up to the next."""
+        self._pieces: dict[tuple[int, int, float], tuple[float, float]] = {}
+        """By number, first knot and mean: seconds there, and how they grow by a token up to the next."""
 
-    def of(self, num: int, context: int) -> float:
+    def of(self, num: int, context: int, mean_tokens: float = 0.0) -> float:
         shift = context.bit_length() - 5
         low = context >> shift << shift if shift > 0 else context
-        piece = self._pieces.get((num, low))
+        piece = self._pieces.get((num, low, mean_tokens))
         if piece is None:
-            piece = self._pieces[num, low] = self._piece(num, low, 1 << max(0, shift))
+            piece = self._pieces[num, low, mean_tokens] = self._piece(num, low, 1 << max(0, shift), mean_tokens)
         return piece[0] + piece[1] * (context - low)
 
-    def _piece(self, num: int, low: int, width: int) -> tuple[float, float]:
-        at_low = self._at(num, low)
-        return at_low, (self._at(num, low + width) - at_low) / width
+    def _piece(self, num: int, low: int, width: int, mean_tokens: float) -> tuple[float, float]:
+        at_low = self._at(num, low, mean_tokens)
+        return at_low, (self._at(num, low + width, mean_tokens) - at_low) / width
 
-    def _at(self, num: int, context: int) -> float:
+    def _at(self, num: int, context: int, mean_tokens: float) -> float:
         inside = min(context, num * self._window) if self._window else context
-        return self._measure(StepWork(decodes=num, decode_context=context, decode_window_context=inside, logits=num))
+        work = StepWork(
+            decodes=num, decode_context=context, decode_window_context=inside, logits=num, mean_tokens=mean_tokens
+        )
+        return self._measure(work)
 
 
 @dataclass(slots=True)

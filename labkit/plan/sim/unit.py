@@ -73,24 +73,32 @@ class Unit:
 
     def _pace(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> Pace:
         num_steps = self._num_alike(plans, released) if self.jump else 1
+        mean_tokens = self._mean_tokens(plans)
         if len(plans) == 1:
-            return self._pace_alone(plans[0][1], num_steps)
-        first, slowest = self._slowest(plans, 0)
+            return self._pace_alone(plans[0][1], num_steps, mean_tokens)
+        first, slowest = self._slowest(plans, 0, mean_tokens)
         while num_steps > 1:
-            last, at_last = self._slowest(plans, num_steps - 1)
+            last, at_last = self._slowest(plans, num_steps - 1, mean_tokens)
             if num_steps == 2 or at_last == slowest:  # the slowest of straight lines at both ends is it all between
                 return Pace(num_steps, first, (last - first) / (num_steps - 1))
             num_steps = max(2, num_steps // 2)
         return Pace(1, first)
 
-    def _pace_alone(self, plan: SimPlan, num_steps: int) -> Pace:
+    def _mean_tokens(self, plans: list[tuple[SimReplica, SimPlan]]) -> float:
+        """New tokens of a replica in this step, those that idle along counted: what their shared experts see."""
+        if len(self.replicas) == 1:
+            return 0.0
+        return sum([sum(plan.chunks) + plan.num_decodes for _, plan in plans]) / len(self.replicas)
+
+    def _pace_alone(self, plan: SimPlan, num_steps: int, mean_tokens: float) -> Pace:
         if not plan.is_pure:
-            return Pace(1, self.cost.seconds(work_of(plan, self.window)))
+            return Pace(1, self.cost.seconds(work_of(plan, self.window, mean_tokens)))
         num, context, of = plan.num_decodes, plan.decode_context, self._table.of
-        first = of(num, context)
+        first = of(num, context, mean_tokens)
         if num_steps == 1:
             return Pace(1, first)
-        return Pace(num_steps, first, (of(num, context + (num_steps - 1) * num) - first) / (num_steps - 1))
+        last = of(num, context + (num_steps - 1) * num, mean_tokens)
+        return Pace(num_steps, first, (last - first) / (num_steps - 1))
 
     def _num_alike(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> int:
         for _, plan in plans:
@@ -102,15 +110,17 @@ class Unit:
             return 1 + plans[0][0].scheduler.num_quiet_steps()
         return 1 + min([replica.scheduler.num_quiet_steps() for replica, _ in plans])
 
-    def _slowest(self, plans: list[tuple[SimReplica, SimPlan]], later: int) -> tuple[float, int]:
+    def _slowest(
+        self, plans: list[tuple[SimReplica, SimPlan]], later: int, mean_tokens: float
+    ) -> tuple[float, int]:
         """Seconds of the step `later` steps behind the planned one, and whose it is."""
         slowest, index = -1.0, -1
         for replica, plan in plans:
             if plan.prefills or plan.decodes:
-                seconds = self.cost.seconds(work_of(plan, self.window))
+                seconds = self.cost.seconds(work_of(plan, self.window, mean_tokens))
             else:
                 num = plan.num_decodes
-                seconds = self._table.of(num, plan.decode_context + later * num)
+                seconds = self._table.of(num, plan.decode_context + later * num, mean_tokens)
             if seconds > slowest:
                 slowest, index = seconds, replica.index
         return slowest, index
