@@ -31,8 +31,11 @@ from labkit.plan.rank_places import RankPlaces, often_on_slow, place_ranks
 from labkit.plan.reasons import Infeasible, infeasible, why_not
 from labkit.plan.remedies import other_remedies, settings_changed
 from labkit.plan.settle import Asked, settle
-from labkit.plan.walk import Path, Question, job, walk
+from labkit.plan.walk import walk
+from labkit.plan.walk_path import NO, Path, Question
+from labkit.plan.walk_questions import job
 from labkit.plan.work import EngineSettings
+from labkit.said import say
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ def _nothing_fits(case: Case, table: list[Candidate], diagnosis: Diagnosis | Non
     legal = [one for one in table if one.legal]
     largest = max(legal, key=lambda one: (one.num_gpus, one.grid.dp == 1, one.memory.kv_blocks if one.memory else 0))
     limit = limit_of(case, largest)
-    question = Question("fit", "Does the model fit these GPUs at all?", "no", largest.reason, {}, "")
+    question = Question("fit", say("Does the model fit these GPUs at all?"), NO, largest.reason, {}, "")
     return Advice(case, None, "none", (question,), (), tuple(table), (), limit, None, diagnosis,
                   infeasible(case, table), (), next_runs(case, None, (), diagnosis))  # fmt: skip
 

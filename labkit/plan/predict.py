@@ -18,6 +18,7 @@ from labkit.plan.cost import RooflineCost, step_cost
 from labkit.plan.engine_cost import engine_constants, error_bands
 from labkit.plan.hardware import Hardware
 from labkit.plan.work import EngineSettings, StepCost, StepWork
+from labkit.said import say
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _NO_WINDOW = 1e9
@@ -74,7 +75,7 @@ def step_seconds(cost: StepCost, layout: Layout) -> object:
 def _source(cost: StepCost | None, engine: str) -> str:
     """Which cost model speaks."""
     fitted = cost is None or isinstance(cost, RooflineCost)
-    return f"roofline and collectives, fitted for {engine}" if fitted else "the step cost given"
+    return say("roofline and collectives, fitted for {engine}", engine=engine) if fitted else say("the step cost given")
 
 
 def _capacity(

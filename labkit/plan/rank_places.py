@@ -14,6 +14,7 @@ from labkit.layout import AXES, AnyLayout, Layout, StepShape, pools_of
 from labkit.layout.traffic import axis_traffic
 from labkit.model.shapes import ModelSpec
 from labkit.plan.hardware import Hardware, Link
+from labkit.said import say
 
 FAST, INSIDE, ACROSS = 0, 1, 2
 
@@ -108,10 +109,11 @@ def _problem(axes: list[AxisPlace]) -> str:
     for often in axes:
         for seldom in axes:
             if often.decode_ops > seldom.decode_ops > 0 and often.reach > seldom.reach:
-                return (
-                    f"{often.axis} speaks {often.decode_ops} times a decode step and crosses {often.link}, while "
-                    f"{seldom.axis} speaks {seldom.decode_ops} times and stays on {seldom.link}."
-                )
+                return say(
+                    "{often} speaks {n} times a decode step and crosses {slow}, while {seldom} speaks {m} times and "
+                    "stays on {fast}.", often=often.axis, n=often.decode_ops, slow=say(often.link), seldom=seldom.axis,
+                    m=seldom.decode_ops, fast=say(seldom.link),
+                )  # fmt: skip
     return ""
 
 

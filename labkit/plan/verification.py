@@ -19,6 +19,7 @@ from labkit.plan.chips import chip_of
 from labkit.plan.memory import memory_plan
 from labkit.plan.objective import judge
 from labkit.plan.simulate import SimRequest, SimResult, simulate
+from labkit.said import say, with_semicolons
 
 LEAST, EACH_REPLICA, MOST, ROUNDS_OF_CLOSED = 300, 100, 1200, 3
 """Requests: at least, of each replica, in all, and for each one in flight of a closed loop."""
@@ -39,14 +40,15 @@ def verified(case: Case, candidate: Candidate) -> Candidate:
     if case.demand.rate is not None:  # as many tokens as were asked for: the drain at the end is not the server's
         outcomes = [outcome for outcome in outcomes if outcome.metric != "server_tokens"]
     missed = [outcome for outcome in outcomes if outcome.ratio > 1 + NOISE]
-    told = "; ".join(str(outcome) for outcome in outcomes)
+    told = say("Simulated with {n} requests: {outcomes}; KV at most {kv:.0%} in use, {preempted} preemptions.",
+               n=len(result.done), outcomes=with_semicolons(outcome.sentence for outcome in outcomes),
+               kv=result.kv_peak, preempted=result.num_preemptions)  # fmt: skip
     return replace(candidate, verified={
         "does": not missed, "metric": missed[0].metric if missed else "",
         "ratio": max((outcome.ratio for outcome in outcomes), default=0.0), **percentiles, "requests": len(result.done),
         "kv_peak": result.kv_peak, "preemptions": result.num_preemptions, "refused": len(result.refused),
         "outcomes": [outcome.to_dict() for outcome in outcomes],
-        "sentence": f"Simulated with {len(result.done)} requests: {told}; KV at most {result.kv_peak:.0%} in use, "
-                    f"{result.num_preemptions} preemptions.",
+        "sentence": told,
     })  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def refused_by(candidate: Candidate) -> tuple[str, str] | None:
     found = candidate.verified
     if found is None or found["does"]:
         return None
-    return str(found["metric"]), f"{candidate.layout}: {found['sentence']}"
+    return str(found["metric"]), say("{layout}: {found}", layout=candidate.layout, found=found["sentence"])
 
 
 def simulated(case: Case, candidate: Candidate) -> SimResult:
@@ -95,13 +97,18 @@ def _repeated(lengths: tuple[tuple[int, int], ...], number: int) -> list[tuple[i
 
 def steady_percentiles(result: SimResult) -> dict[str, dict[str, float]]:
     """{ttft_ms, tpot_ms: {mean, p50, p95, p99}} without the first requests; infinite where nothing was answered."""
-    kept = result.done.copy()
-    kept[: int(len(kept) * SETTLING)] = False
-    found = {}
+    kept, found = settled(result), {}
     for name, values in (("ttft_ms", result.ttft_s), ("tpot_ms", result.tpot_s)):
         rows = 1e3 * values[kept & ~np.isnan(values)]
         found[name] = _ladder(rows)
     return found
+
+
+def settled(result: SimResult) -> Any:
+    """Which requests count: those that were answered, but for the first, which found the server empty."""
+    kept = result.done.copy()
+    kept[: int(len(kept) * SETTLING)] = False
+    return kept
 
 
 def _ladder(rows: Any) -> dict[str, float]:
