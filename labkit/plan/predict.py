@@ -145,20 +145,21 @@ def predict_open(
     extra = max(0.0, waiting - loop.queue_s)
     return _prediction(
         loop, extra, min(own, most) * layout.dp, output_tokens, (low + high) / 2 * layout.dp, full, source, spec,
-        hardware, engine, random=True,
+        hardware, engine, at_random=min(own, most),
     )  # fmt: skip
 
 
 def _prediction(
     loop: Loop, waiting: float, rate: float, output: float, concurrency: float, full: bool, source: str,
-    spec: ModelSpec, hardware: Hardware, engine: str, *, burst_share: float = 0.0, random: bool = False,
+    spec: ModelSpec, hardware: Hardware, engine: str, *, burst_share: float = 0.0, at_random: float = 0.0,
     turns: float = 0.0,
 ) -> Prediction:  # fmt: skip
-    """`turns`: how many requests of a closed loop are ahead of one that waits for KV."""
+    """`at_random`: prompts a second that come to a replica of themselves; 0: in a closed loop. `turns`: how many
+    requests of a closed loop are ahead of one that waits for KV."""
     mean = loop.ttft_s + waiting
     queue = loop.queue_s + (0.0 if turns else waiting)
     ttft, tpot = {"mean": 1e3 * mean}, {"mean": 1e3 * loop.tpot_s}
-    prompts = max(0.0, (loop.decoding - 1)) * 1.0  # others' prompts that interrupt one answer
+    interrupted = _interrupted_s(loop, at_random, output)
     for name, share in PERCENTILES.items():
         if math.isinf(queue):
             ttft[name] = math.inf
@@ -168,12 +169,20 @@ def _prediction(
             ttft[name] = 1e3 * (mean - queue + _queue_at(share / (1 - burst_share), queue, loop.own_s) + turn + late)
         else:
             ttft[name] = 1e3 * (waiting + 2 * loop.burst_s * (share - 1 + burst_share) / burst_share)
-        spread = _NORMAL[name] * math.sqrt(prompts) * loop.prefill_s / max(1.0, output - 1) * (1.0 if random else 0.5)
-        tpot[name] = 1e3 * (loop.tpot_s + spread)
+        tpot[name] = 1e3 * (loop.tpot_s + _NORMAL[name] * interrupted / max(1.0, output - 1))
     bands = error_bands(spec, hardware.device.name, engine)
     return Prediction(
         ttft, tpot, rate, rate * output, concurrency, full, 1e3 * (loop.queue_s + waiting), source, bands[0], bands[1]
     )
+
+
+def _interrupted_s(loop: Loop, at_random: float, output: float) -> float:
+    """Standard deviation of what others' prompts add to one answer. Of prompts that come at random as many meet it as
+    come in its life, Poisson, and it lives the longer for each; in a closed loop their number is nearly fixed."""
+    if not at_random:
+        return 0.5 * math.sqrt(max(0.0, loop.decoding - 1)) * loop.prefill_s
+    met = at_random * (loop.ttft_s + (output - 1) * loop.tpot_s)
+    return math.sqrt(met) * loop.prefill_s / (1 - min(0.95, at_random * loop.prefill_s))
 
 
 def _queue_at(share: float, queue: float, own: float) -> float:

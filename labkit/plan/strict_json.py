@@ -1,4 +1,4 @@
-"""JSON as its standard has it: what is infinite or no number is null, since a strict reader refuses Infinity and NaN."""
+"""JSON as its standard has it: what is infinite or no number is null, for a strict reader refuses Infinity and NaN."""
 
 from __future__ import annotations
 
