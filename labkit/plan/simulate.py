@@ -37,11 +37,13 @@ def simulate(
     requests: Sequence[SimRequest], layout: AnyLayout, cost: StepCost | Mapping[str, StepCost],
     kv_blocks: int | Mapping[str, int], settings: EngineSettings, *, concurrency: int = 0,
     options: Options | None = None, routing: str = "", on_progress: Callable[[int], None] | None = None,
+    frontend_s: Sequence[float] | None = None,
 ) -> SimResult:  # fmt: skip
     """Serve `requests` in their order of arrival.
 
     cost, kv_blocks: of one replica; by role where pools differ. concurrency: above 0, a closed loop with so many in
     flight, which looks at no arrivals. on_progress: called with the number that have finished, now and then.
+    frontend_s: of each request, from its arrival until it is at the router; without it none takes any time.
     """
     options = options or Options()
     if routing:
@@ -52,7 +54,8 @@ def simulate(
         raise ValueError(f"Routing {options.routing!r} is unknown: choose one of {', '.join(POLICIES)}.")
     if not requests:
         raise ValueError("There is nothing to simulate: give at least one request.")
-    simulation = _Simulation(requests, layout, cost, kv_blocks, settings, concurrency, options, on_progress)
+    late = [0.0] * len(requests) if frontend_s is None else list(frontend_s)
+    simulation = _Simulation(requests, layout, cost, kv_blocks, settings, concurrency, options, on_progress, late)
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes cycles, and looking for them among a million requests takes longer than they do
     try:
@@ -66,9 +69,10 @@ class _Simulation:
     def __init__(
         self, requests: Sequence[SimRequest], layout: AnyLayout, cost: StepCost | Mapping[str, StepCost],
         kv_blocks: int | Mapping[str, int], settings: EngineSettings, concurrency: int, options: Options,
-        on_progress: Callable[[int], None] | None,
+        on_progress: Callable[[int], None] | None, frontend_s: list[float],
     ) -> None:  # fmt: skip
         self.requests, self.concurrency, self.on_progress = requests, concurrency, on_progress
+        self.frontend = frontend_s
         self.counted, self.ahead = not options.shares, options.ahead
         self.pools, self.units = set_up(layout, cost, kv_blocks, settings, options)
         self.routing = Routing(self.pools, options.routing == "least-requests")
@@ -97,22 +101,16 @@ class _Simulation:
         return self._result()
 
     def _run_open(self) -> None:
-        order = self._order()
-        requests, heap, arrival, counted = self.requests, self._heap, self.arrival, self.counted
-        for index in order:
-            self._next_arrival = at = arrival[index]
+        reached = [at + late for at, late in zip(self.arrival, self.frontend, strict=True)]
+        requests, heap, counted = self.requests, self._heap, self.counted
+        for index in np.argsort(reached, kind="stable").tolist():
+            self._next_arrival = at = reached[index]
             while heap and heap[0][0] < at:
                 self._happen()
             self._arrive(Job(index, requests[index], counted), at)
         self._next_arrival = inf
         while heap:
             self._happen()
-
-    def _order(self) -> Sequence[int]:
-        times = np.asarray(self.arrival)
-        if (np.diff(times) >= 0).all():
-            return range(len(times))
-        return np.argsort(times, kind="stable").tolist()
 
     def _run_closed(self) -> None:
         for _ in range(min(self.concurrency, len(self.requests))):
@@ -125,7 +123,7 @@ class _Simulation:
             index = self._next
             self._next += 1
             self.arrival[index] = now
-            self._push(now, _ARRIVAL, Job(index, self.requests[index], self.counted), None)
+            self._push(now + self.frontend[index], _ARRIVAL, Job(index, self.requests[index], self.counted), None)
 
     def _send_free(self, unit: AnyUnit, now: float) -> None:
         """Who is sent because others have finished now comes before the unit plans on."""
@@ -293,5 +291,6 @@ class _Simulation:
             kv_peak=max(replica.peak_blocks / replica.scheduler.pool.num_blocks for replica in replicas),
             num_preemptions=sum(replica.scheduler.num_preemptions for replica in replicas),
             num_steps=sum(unit.num_steps for unit in self.units), cached_tokens=self.cached_tokens,
-            replica=np.asarray(self.replica, np.int32),
+            replica=np.asarray(self.replica, np.int32), frontend_s=np.asarray(self.frontend),
+            concurrency=self.concurrency,
         )  # fmt: skip
