@@ -105,8 +105,8 @@ def load_spec(name_or_path: str | Path) -> ModelSpec:
 @lru_cache(maxsize=64)
 def _load(file: Path, mtime_ns: int) -> ModelSpec:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid JSON: {error}.") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{file} must hold a JSON object, as Hugging Face's config.json does.")

@@ -37,6 +37,9 @@ from labkit.plan.walk_questions import job
 from labkit.plan.work import EngineSettings
 from labkit.said import say
 
+MOST_GPUS = 128
+"""Layouts grow faster than GPUs do, and each is counted: 64 take ten seconds of a core."""
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -117,6 +120,11 @@ def advise(
     if objective.asks_nothing:
         raise ValueError("Nothing is asked: give --ttft-p95-ms, --tpot-p95-ms, --answer-tokens-per-s or "
                          "--server-tokens-per-s.")  # fmt: skip
+    if hardware.num_gpus > MOST_GPUS:
+        raise ValueError(
+            f"{hardware.num_gpus:,} GPUs: a plan looks at every layout of up to {MOST_GPUS}. Plan for a share of them "
+            "and of the traffic, and repeat what is chosen; one layout of more GPUs takes `labkit simulate`."
+        )
     price = hardware.device.price_per_hour if price is None else price
     asked_for = Case(spec, hardware, workload, objective, settings or EngineSettings(), engine, price)
     if isinstance(current, Deployment):

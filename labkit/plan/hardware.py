@@ -27,7 +27,7 @@ SERVERS = {"nvswitch": "nvlink", "pairs": "nvlink", "pcie": "", "xgmi": "xgmi"}
 """How the GPUs of a node are joined → the kind of the fast link."""
 SHARED_FILES = ("links.toml", "hosts.toml")
 """Under data/hardware, and no device."""
-_NAME = re.compile(r"(?:(\d+)\s*[x×]\s*)?([a-z0-9-]+)", re.IGNORECASE)
+_NAME = re.compile(r"(?:(\d{1,9})\s*[x×]\s*)?([a-z][a-z0-9-]{0,39})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,15 @@ def load_hardware(text: str, nodes: int = 1, link: str = "") -> Hardware:
     """
     number, name = _read_name(text.strip())
     file, suffix = _find(name)
-    server = link or suffix
+    try:
+        return _load(file, number, nodes, link or suffix, text.strip())
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(
+            f"{file} cannot be read as hardware ({type(error).__name__}: {error}): write it as data/hardware/h100.toml."
+        ) from error
+
+
+def _load(file: Path, number: int, nodes: int, server: str, name: str) -> Hardware:
     table = _read(file, file.stat().st_mtime_ns)
     num_gpus = number if number >= 0 else int(table["device"].get("gpus", 1)) * nodes
     if num_gpus < 1 or nodes < 1:
@@ -161,7 +169,7 @@ def load_hardware(text: str, nodes: int = 1, link: str = "") -> Hardware:
     server = server or table["device"].get("server", "pcie")
     if server not in SERVERS:
         raise ValueError(f"{server!r} is no way to join GPUs: choose one of {', '.join(SERVERS)}.")
-    return _assemble(table, num_gpus, nodes, server, text.strip())
+    return _assemble(table, num_gpus, nodes, server, name)
 
 
 def _read_name(text: str) -> tuple[int, str]:
@@ -173,7 +181,7 @@ def _read_name(text: str) -> tuple[int, str]:
         return -1, text
     found = _NAME.fullmatch(text)
     if not found:
-        raise ValueError(f"{text!r} names no GPUs: write 8xh200, 4xa100-pairs, or the path of a TOML file.")
+        raise ValueError(f"{text[:40]!r} names no GPUs: write 8xh200, 4xa100-pairs, or the path of a TOML file.")
     return int(found[1] or -1), found[2].lower()
 
 
@@ -232,7 +240,7 @@ def _assemble(table: dict[str, Any], num_gpus: int, nodes: int, server: str, nam
         str(raw.get("name", name)), str(raw.get("title", name)), int(_parameter(raw["memory_bytes"], sources).value),
         _parameter(raw["memory_bandwidth"], sources),
         {kind: _parameter(given, sources) for kind, given in raw["rates"].items()},
-        None if price is None else float(price),
+        None if price is None else _price(price),
         _parameter(raw["matmul"], sources) if "matmul" in raw else None,
     )  # fmt: skip
     fast_kind, fast_group = SERVERS[server], 1
@@ -268,6 +276,12 @@ def _between_sockets(host: str, inside: Link, num_gpus: int) -> tuple[Link | Non
     bandwidth, message = (min(here, between, key=lambda each: each.value)
                           for here in (inside.bandwidth, inside.message_bandwidth))  # fmt: skip
     return Link("pcie-sockets", inside.latency_s, bandwidth, inside.message_latency_s, message, shared=True), group
+
+
+def _price(given: Any) -> float:
+    if not isinstance(given, int | float) or not 0 < given < math.inf:
+        raise ValueError(f"price_per_hour is {given!r}: $ per GPU and hour, above 0, or left out.")
+    return float(given)
 
 
 def _values(link: Link) -> tuple[Any, ...]:

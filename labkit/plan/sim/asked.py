@@ -20,6 +20,9 @@ from labkit.plan.sim.result import SimResult
 from labkit.plan.work import EngineSettings
 
 _UNBOUNDED = 10**9
+LEAST, MOST = 1e-6, 1e9
+MOST_REQUESTS = 5_000_000
+"""Five times what benchmarks/simulator_speed.py runs: all are drawn, and kept, before the first arrives."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,14 @@ class Asked:
         for name, value in counts.items():
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"--{name} is {value:g}: give a number above 0, or leave it out.")
+            if value is not None and not LEAST <= value <= MOST:
+                raise ValueError(f"--{name} is {value:g}: give a number from {LEAST:g} to {MOST:g}, or leave it out.")
+        count = 0 if self.trace else self.num_requests or (self.seconds or 0) * (self.rate or 0)
+        if count > MOST_REQUESTS:
+            raise ValueError(
+                f"{count:,.0f} requests are asked for, and {MOST_REQUESTS:,} are the most that one simulation takes: "
+                "percentiles settle with thousands; give fewer (--num-requests), or fewer --seconds."
+            )
         for name, value in {"concurrency": self.concurrency, "seed": self.seed, "kv-blocks": self.kv_blocks}.items():
             if value < 0:
                 raise ValueError(f"--{name} is {value}: give a whole number from 0 on.")
