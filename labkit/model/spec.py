@@ -78,10 +78,10 @@ def model_dir(name_or_path: str | Path) -> Path:
 def _not_found(given: str) -> str:
     known = list_models()
     close = difflib.get_close_matches(given.rpartition("/")[2].lower(), known, n=3)
-    near = f"such as {', '.join(close)}; all" if close else f"all {len(known)}"
+    near = f" Did you mean {' or '.join(close)}?" if close else ""
     return (
-        f"There is no model {given!r}: give a folder with a config.json, the path of one, or a name that is known "
-        f"({near} are listed in {_models_dir()})."
+        f"There is no model {given!r}.{near} Give a folder with a config.json, the path of one, or one of the "
+        f"{len(known)} names that are listed in {_models_dir()}."
     )
 
 

@@ -148,7 +148,7 @@ def test_quantised_bytes_count_weights_and_scales() -> None:
     [
         ({"model_type": "gpt9"}, "model_type 'gpt9' is unknown; known families are llama"),
         ({"hidden_size": None}, "tiny: config.json lacks hidden_size"),
-        ({"num_hidden_layers": 0}, "must be a whole number from 1 on"),
+        ({"num_hidden_layers": 0}, "must be a whole number from 1 to 4,096"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"torch_dtype": "int3"}, "dtype 'int3' is unknown"),
     ],

@@ -174,7 +174,7 @@ def test_an_unknown_name_is_told_its_nearest_and_where_all_are() -> None:
         load_spec("meta/Llama-3.1-9B")
     sentence = str(told.value)
     assert "llama-3.1-8b" in sentence and "mixtral" not in sentence and str(model_dir("lab-5m").parent) in sentence
-    with pytest.raises(FileNotFoundError, match=f"all {len(list_models())} are listed in"):
+    with pytest.raises(FileNotFoundError, match=f"one of the {len(list_models())} names that are listed in"):
         load_spec("nothing-alike-at-all")
 
 
