@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import io
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.lab.shell import read_settings, sentences, token
+from labkit.paths import sentence
 
 if TYPE_CHECKING:
     from labkit.lab import Lab
@@ -244,7 +248,16 @@ _mount()
 
 
 def main() -> None:
-    app()
+    """What no command could tell: a stdout that takes no more (a full disk), or has no sign for a letter."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except OSError as error:
+        print(f"labkit: {sentence(error)}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what stdout still holds would be written, and fail, again
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
+STDIN = "-"
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -19,20 +21,70 @@ def data_dir() -> Path:
 
 
 def read_text(path: str | Path, kind: str = "file") -> str:
-    """The text of a file that somebody named: UTF-8, with or without a byte order mark (Excel writes one).
+    """The text of a file that somebody named, of a pipe, or of the standard input for "-": UTF-8, with or without a
+    byte order mark (Excel writes one).
 
     Raises FileNotFoundError or ValueError with a sentence; `kind` is what should have been there.
     """
-    given = Path(path).expanduser()
-    if given.is_dir():
-        raise ValueError(f"{path} is a folder: give the path of a {kind}.")
-    if not given.is_file():
-        raise FileNotFoundError(f"There is no {kind} at {path}: give the path of one.")
     try:
-        return given.read_text(encoding="utf-8-sig")
+        return _bytes_of(path, kind).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         why = f"{error.reason}, at byte {error.start}"
         raise ValueError(f"{path} is no {kind}: its bytes are no UTF-8 text ({why}). Give a text file.") from None
+
+
+def _bytes_of(path: str | Path, kind: str) -> bytes:
+    if str(path) == STDIN:
+        return sys.stdin.buffer.read()
+    given = Path(path).expanduser()
+    if given.is_dir():
+        raise ValueError(f"{path} is a folder: give the path of a {kind}.")
+    if not is_readable(given):
+        raise FileNotFoundError(f"There is no {kind} at {path}: give the path of one.")
+    return given.read_bytes()
+
+
+def is_readable(path: str | Path) -> bool:
+    """Whether there is a file, a pipe such as the shell's <(zcat trace.gz), or "-" for the standard input."""
+    given = Path(path).expanduser()
+    return str(path) == STDIN or given.is_file() or given.is_fifo()
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says to a person; of one that the system raised: the file, and the system's word for it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+
+
+def require_writable(path: str | Path, option: str = "--out") -> Path:
+    """Asked before work begins, so that nobody learns of it after minutes. Raises ValueError with a sentence."""
+    given, why = Path(path).expanduser(), ""
+    if not str(path).strip() or str(path) == STDIN or given.is_dir():
+        why = "that is no file"
+    elif not given.parent.is_dir():
+        why = f"there is no folder {given.parent}"
+    elif not os.access(given if given.exists() else given.parent, os.W_OK):
+        why = "you may not write there"
+    if why:
+        raise ValueError(f"{option} {path} cannot be written, {why}: give the path of a file in a folder that exists.")
+    return given
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """A file is written whole or not at all; a device or a pipe (/dev/null, /dev/stdout) is written to as it stands."""
+    target = path.resolve()  # what a link names is written, the link stays
+    draft = target.with_name(f"{target.name}.begun")
+    straight = (path.exists() and not path.is_file()) or path.is_relative_to("/dev")
+    try:
+        (path if straight else draft).write_text(text, encoding="utf-8")
+        if not straight:
+            draft.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
 
 
 def repo_dir() -> Path:

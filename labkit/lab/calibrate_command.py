@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.lab.shell import sentences
+from labkit.paths import require_writable
 
 if TYPE_CHECKING:
     from labkit.plan.calibration import Calibration
@@ -39,6 +40,8 @@ def calibrate(
         plan = plan_of(
             model, layout or [], ranks, rounds=1 if quick else rounds, effort=0.5 if quick else 1.0, anyway=anyway
         )
+        if out:
+            require_writable(out)
         typer.echo(f"{plan.sentence} Ctrl-C stops it and leaves nothing behind.", err=True)
         show = _Line()
         found, path = measure(plan, Path(out) if out else None, show)

@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from labkit.paths import sentence
+
 
 def read_settings(words: Sequence[str]) -> dict[str, Any]:
     """NAME=VALUE, the value read as JSON where it is JSON (64, true), else as text."""
@@ -45,6 +47,5 @@ def sentences() -> Iterator[None]:
         typer.echo("labkit: stopped before anything was measured.", err=True)
         raise typer.Exit(130) from None
     except (*known, ValueError, OSError, KeyError) as error:
-        sentence = error.args[0] if isinstance(error, KeyError) and error.args else error
-        typer.echo(f"labkit: {sentence}", err=True)
+        typer.echo(f"labkit: {sentence(error)}", err=True)
         raise typer.Exit(2) from error

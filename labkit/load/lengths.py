@@ -21,6 +21,8 @@ _NEEDS = {
     "choice": ("choices",),
 }
 UNBOUNDED_TOKENS = 1 << 30
+MOST_SIGMA = 10.0
+"""Of published lengths it is 0.3 to 2; at 10 one in six is 22,000 times the median."""
 
 
 class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +53,13 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.weights and len(self.weights) != len(self.choices):
             raise ValueError(f"{len(self.choices)} choices need as many weights; got {len(self.weights)}.")
+        if self.weights and not (min(self.weights) >= 0 and 0 < sum(self.weights) < math.inf):
+            raise ValueError(f"the weights of choices are 0 or more, and one of them is more; got {self.weights}.")
+        if not (0 <= self.median_tokens <= UNBOUNDED_TOKENS and 0 <= self.sigma <= MOST_SIGMA):
+            raise ValueError(
+                f"a lognormal length has a median of tokens above 0 and a sigma up to {MOST_SIGMA:g}; "
+                f"got {self.median_tokens:g} and {self.sigma:g}."
+            )
 
     def draw(self, rng: np.random.Generator) -> int:
         """One length in tokens; takes from `rng` the same number of values for every draw of one shape."""
@@ -75,13 +84,13 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"the length scale must be above 0; got {factor}.")
 
         def times(tokens: float) -> int:
-            return max(1, round(tokens * factor))
+            return max(1, round(min(tokens * factor, UNBOUNDED_TOKENS)))
 
         return msgspec.structs.replace(
             self,
             tokens=times(self.tokens) if self.tokens else 0,
-            median_tokens=self.median_tokens * factor,
+            median_tokens=min(self.median_tokens * factor, UNBOUNDED_TOKENS),
             min_tokens=times(self.min_tokens),
-            max_tokens=min(UNBOUNDED_TOKENS, times(self.max_tokens)),
+            max_tokens=times(self.max_tokens),
             choices=tuple(times(choice) for choice in self.choices),
         )

@@ -18,7 +18,7 @@ import msgspec
 
 from labkit.load.prompts import PromptMaker
 from labkit.load.schedule import Outline, PlannedRequest, Schedule, fit, fit_lengths
-from labkit.paths import read_text
+from labkit.paths import is_readable, read_text
 
 MOONCAKE_BLOCK_TOKENS = 512
 FORMATS = "Azure 2023 csv, BurstGPT csv, or Mooncake jsonl"
@@ -41,7 +41,10 @@ class _MooncakeRow(msgspec.Struct):
 
 
 def find_trace(path: str | Path) -> Path:
-    """The path, when a file is there. Raises FileNotFoundError when none is."""
+    """The path, when a file is there: one that can be read again, by another process too. Raises FileNotFoundError
+    when none is."""
+    if not Path(path).is_file() and is_readable(path):
+        raise FileNotFoundError(f"{path} is a pipe, and a trace is read twice: write it to a file, and name that.")
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no trace at {path}; give the path of a file: {FORMATS}.")
     return Path(path)
@@ -53,8 +56,12 @@ def read_trace(path: str | Path) -> list[TraceRow]:
     Raises ValueError when the file is in none of the known formats, or holds no request.
     """
     path = find_trace(path)
-    lines = read_text(path, "trace").splitlines()
-    raw = list(_mooncake(lines, path) if path.suffix in (".jsonl", ".json") else _table(lines, path))
+    text = read_text(path, "trace")
+    lines, is_json = text.splitlines(), path.suffix in (".jsonl", ".json") or text.lstrip().startswith("{")
+    try:
+        raw = list(_mooncake(lines, path) if is_json else _table(lines, path))
+    except csv.Error as error:
+        raise ValueError(f"{path} is not CSV: {error}; expected {FORMATS}.") from None
     answered = (row for row in raw if row.prompt_tokens > 0 and row.output_tokens > 0)
     rows = sorted(answered, key=lambda row: row.at_s)
     if not rows:
@@ -88,7 +95,7 @@ def _table(lines: Iterable[str], path: Path) -> Iterator[TraceRow]:
     for row in reader:
         try:
             found = TraceRow(seconds(row[names[0]]), int(row[names[1]]), int(row[names[2]]))
-        except (TypeError, ValueError):  # a short row has None
+        except (TypeError, ValueError, OverflowError):  # a short row has None
             found = None
         if found is None or not math.isfinite(found.at_s):
             given = ", ".join(f"{name} {row[name]!r}" for name in names)

@@ -8,6 +8,7 @@ prompts repeat. What is drawn from it, and when, is the schedule's business (sch
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.process not in PROCESSES:
             raise ValueError(f"arrival process {self.process!r} is not known; choose one of {', '.join(PROCESSES)}.")
-        if self.rate <= 0 or self.burstiness <= 0:
+        if not (0 < self.rate < math.inf and 0 < self.burstiness < math.inf):
             raise ValueError(f"rate and burstiness must be above 0; got {self.rate} and {self.burstiness}.")
 
 
@@ -88,7 +89,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.parts:
             raise ValueError(f"workload {self.name!r} has no [[parts]]; give at least one.")
-        if any(part.weight <= 0 for part in self.parts):
+        if not all(0 < part.weight < math.inf for part in self.parts):
             raise ValueError(f"workload {self.name!r}: every part's weight must be above 0.")
         if self.generator not in ("labkit", "small-engines"):
             raise ValueError(f"generator {self.generator!r} is not known; choose labkit or small-engines.")

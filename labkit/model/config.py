@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.model.config_families import FAMILIES
-from labkit.model.config_values import Config, ConfigError, need, need_count
+from labkit.model.config_values import MOST_LAYERS, Config, ConfigError, count_or, need, need_count, need_number
 from labkit.model.quantized import read_quantization
 from labkit.model.shapes import DTYPE_BYTES, ModelSpec, Rope, RopeScaling
 
@@ -30,7 +30,7 @@ def _rope_sections(config: Config) -> list[Config]:
 def _rope_theta(config: Config) -> float:
     for section in _rope_sections(config):
         if section.get("rope_theta") is not None:
-            return float(section["rope_theta"])
+            return need_number(section, "rope_theta")
     raise ConfigError(
         "config.json gives no RoPE base: neither rope_theta nor rope_parameters.rope_theta is there. A "
         "guessed base gives wrong text without any error: write it out (10000.0 for Llama 1 and 2)."
@@ -40,9 +40,10 @@ def _rope_theta(config: Config) -> float:
 def _rope_share(config: Config) -> float:
     """`rotary_dim` (numbers of a head) or `partial_rotary_factor`; all of a head where neither is there."""
     if config.get("rotary_dim") and config.get("head_dim"):
-        return float(config["rotary_dim"] / config["head_dim"])
-    found = (section.get("partial_rotary_factor") for section in _rope_sections(config))
-    return float(next((share for share in found if share), 1.0))
+        return need_count(config, "rotary_dim") / need_count(config, "head_dim")
+    found = (section for section in _rope_sections(config) if section.get("partial_rotary_factor"))
+    section = next(found, None)
+    return 1.0 if section is None else need_number(section, "partial_rotary_factor")
 
 
 def _rope_scaling(config: Config) -> RopeScaling | None:
@@ -58,14 +59,14 @@ def _read_scaling(kind: str, section: Config, config: Config) -> RopeScaling:
         raise ConfigError(
             f"RoPE scaling {kind!r} is unknown; known are default, llama3, linear, dynamic and yarn."
         )
-    trained = section.get("original_max_position_embeddings") or need_count(config, "max_position_embeddings")
+    trained = count_or(section, "original_max_position_embeddings") or need_count(config, "max_position_embeddings")
     if kind != "llama3":
-        return RopeScaling(kind, float(need(section, "factor")), original_max_positions=trained)
+        return RopeScaling(kind, need_number(section, "factor"), original_max_positions=trained)
     return RopeScaling(
         kind,
-        factor=float(need(section, "factor")),
-        low_freq_factor=float(need(section, "low_freq_factor")),
-        high_freq_factor=float(need(section, "high_freq_factor")),
+        factor=need_number(section, "factor"),
+        low_freq_factor=need_number(section, "low_freq_factor"),
+        high_freq_factor=need_number(section, "high_freq_factor"),
         original_max_positions=need_count(section, "original_max_position_embeddings"),
     )
 
@@ -76,7 +77,10 @@ def _read_scaling(kind: str, section: Config, config: Config) -> RopeScaling:
 def _token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
+    ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(each, int) for each in ids):
+        raise ConfigError(f"config.json: {value!r} are no token ids; bos_token_id and eos_token_id are whole numbers.")
+    return ids
 
 
 def _head_dim(config: Config, hidden: int, num_heads: int) -> int:
@@ -99,14 +103,14 @@ def _num_kv_heads(config: Config, num_heads: int) -> int:
 
 
 def _windows(config: Config, num_layers: int) -> dict[str, Any]:
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return {}
+    window = need_count(config, "sliding_window")
     kinds = config.get("layer_types")
     if kinds:
         full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
     elif config.get("use_sliding_window"):  # Qwen: the first max_window_layers see everything
-        full = frozenset(range(min(num_layers, config.get("max_window_layers", 0))))
+        full = frozenset(range(min(num_layers, count_or(config, "max_window_layers"))))
     else:
         full = frozenset()
     return {"sliding_window": window, "full_attention_layers": full}
@@ -125,7 +129,7 @@ _WIDTH_KEYS = ("intermediate_size", "moe_intermediate_size")
 
 def _common(config: Config) -> dict[str, Any]:
     hidden, num_heads = need_count(config, "hidden_size"), need_count(config, "num_attention_heads")
-    num_layers = need_count(config, "num_hidden_layers")
+    num_layers = need_count(config, "num_hidden_layers", most=MOST_LAYERS)
     return {
         "family": config["model_type"],
         "num_layers": num_layers,
@@ -137,7 +141,7 @@ def _common(config: Config) -> dict[str, Any]:
         "vocab_size": need_count(config, "vocab_size"),
         "rope": Rope(_rope_theta(config), _rope_scaling(config), _rope_share(config)),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "norm_eps": float(need(config, "rms_norm_eps")),
+        "norm_eps": need_number(config, "rms_norm_eps"),
         "max_positions": need_count(config, "max_position_embeddings"),
         "quantization": read_quantization(config),
         "dtype": _dtype(config),
@@ -150,7 +154,7 @@ def _common(config: Config) -> dict[str, Any]:
 def _text_part(config: Config) -> Config:
     """A model of pictures and text keeps its text part in `text_config`; that is what is counted here."""
     inner = config.get("text_config")
-    if config.get("model_type") in FAMILIES or not isinstance(inner, Mapping):
+    if not isinstance(inner, Mapping):
         return config
     outer = {key: config[key] for key in ("quantization_config", "tie_word_embeddings") if key in config}
     return {**outer, **inner}
@@ -158,8 +162,10 @@ def _text_part(config: Config) -> Config:
 
 def parse_config(config: Config, name: str) -> ModelSpec:
     """A decoded config.json as a `ModelSpec`. Raises ConfigError with a sentence that names the model."""
-    config = _text_part(config)
-    family = config.get("model_type")
+    family = str(config.get("model_type"))
+    if family not in FAMILIES:
+        config = _text_part(config)
+        family = str(config.get("model_type"))
     if family not in FAMILIES:
         raise ConfigError(
             f"{name}: model_type {family!r} is unknown; known families are {', '.join(FAMILIES)}."
@@ -168,3 +174,8 @@ def parse_config(config: Config, name: str) -> ModelSpec:
         return ModelSpec(name=name, **{**_common(config), **FAMILIES[family](config)})
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
+    except (TypeError, AttributeError, KeyError) as error:  # a text where a number should be, a number for a list …
+        raise ConfigError(
+            f"{name}: config.json has a value of another kind than its family's own ({type(error).__name__}: {error}): "
+            "compare it with the published one."
+        ) from error

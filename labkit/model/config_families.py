@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from labkit.model.config_values import Config, ConfigError, need_count, need_switch
+from labkit.model.config_values import Config, ConfigError, count_or, need_count, need_switch
 from labkit.model.shapes import DTYPE_BYTES, LinearAttention, MlaSpec, MoeSpec
 
 
@@ -31,7 +31,7 @@ def _dense_layers(config: Config) -> frozenset[int]:
     """Qwen's rule: a layer is sparse when it is not listed and its number is a multiple of
     decoder_sparse_step.
     """
-    listed, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
+    listed, step = config.get("mlp_only_layers") or (), count_or(config, "decoder_sparse_step", 1)
     num_layers = need_count(config, "num_hidden_layers")
     return frozenset(i for i in range(num_layers) if i in listed or (i + 1) % step)
 
@@ -117,7 +117,7 @@ def _qwen3_next(config: Config) -> dict[str, Any]:
         "attention_gate": bool(config.get("attn_output_gate", True)),
         "linear_attention": linear,
         "linear_layers": _linear_layers(config),
-        "num_draft_layers": config.get("mtp_num_hidden_layers", 0),
+        "num_draft_layers": count_or(config, "mtp_num_hidden_layers"),
         "moe": _qwen_moe({"norm_topk_prob": True, **config}, shared, shared_gate=True),
     }
 
@@ -130,23 +130,23 @@ def _deepseek_v3(config: Config) -> dict[str, Any]:
         qk_nope_head_dim=need_count(config, "qk_nope_head_dim"),
         qk_rope_head_dim=need_count(config, "qk_rope_head_dim"),
         v_head_dim=need_count(config, "v_head_dim"),
-        q_lora_rank=config.get("q_lora_rank"),
+        q_lora_rank=count_or(config, "q_lora_rank") or None,
     )
     width = need_count(config, "moe_intermediate_size")
-    num_layers, step = need_count(config, "num_hidden_layers"), config.get("moe_layer_freq", 1)
-    first = config.get("first_k_dense_replace", 0)
+    num_layers, step = need_count(config, "num_hidden_layers"), count_or(config, "moe_layer_freq", 1)
+    first = count_or(config, "first_k_dense_replace")
     moe = MoeSpec(
         num_experts=need_count(config, "n_routed_experts", "num_local_experts"),
         top_k=need_count(config, "num_experts_per_tok"),
         intermediate_size=width,
-        shared_intermediate_size=width * (config.get("n_shared_experts") or 0),
+        shared_intermediate_size=width * count_or(config, "n_shared_experts"),
         router_bias=config.get("topk_method", "noaux_tc") == "noaux_tc",
         norm_top_k=need_switch(config, "norm_topk_prob"),
         dense_layers=frozenset(i for i in range(num_layers) if i < first or i % step),
     )
     head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     num_heads = need_count(config, "num_attention_heads")
-    draft = config.get("num_nextn_predict_layers") or 0
+    draft = count_or(config, "num_nextn_predict_layers")
     return {"mla": mla, "moe": moe, "head_dim": head_dim, "num_kv_heads": num_heads, "num_draft_layers": draft}
 
 

@@ -28,7 +28,14 @@ def _grouped(method: str, section: Mapping[str, Any]) -> Quantization:
 
 def _fp8(section: Mapping[str, Any]) -> Quantization:
     block = section.get("weight_block_size")
-    return Quantization("fp8", 8, tuple(block) if block else (0, 0), scale_bytes=4)
+    return Quantization("fp8", 8, _block(block) if block else (0, 0), scale_bytes=4)
+
+
+def _block(given: Any) -> tuple[int, int]:
+    match given:
+        case [int(rows), int(columns)] if min(rows, columns) > 0:
+            return rows, columns
+    raise ValueError(f"quantization_config has the block {given!r}; a block is two whole numbers, such as [128, 128].")
 
 
 def _compressed(section: Mapping[str, Any]) -> Quantization:
@@ -40,7 +47,7 @@ def _compressed(section: Mapping[str, Any]) -> Quantization:
         )
     block = weights.get("block_structure")
     if block:
-        return Quantization("compressed-tensors", weights["num_bits"], tuple(block))
+        return Quantization("compressed-tensors", weights["num_bits"], _block(block))
     per_tensor = weights.get("strategy") == "tensor"
     return Quantization(
         "compressed-tensors", weights["num_bits"], (0 if per_tensor else 1, weights.get("group_size") or 0)
@@ -61,7 +68,10 @@ def _names(pattern: str, module: str) -> bool:
     the name between dots, where * stands for any of them.
     """
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
+        try:
+            return re.match(pattern[3:], module) is not None
+        except re.error as error:
+            raise ValueError(f"quantization_config leaves alone {pattern!r}, no regular expression: {error}.") from None
     words = r"\.".join("[^.]+" if word == "*" else re.escape(word) for word in pattern.split("."))
     return re.search(rf"(^|\.){words}(\.|$)", module) is not None
 
@@ -98,6 +108,8 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     section = config.get("quantization_config")
     if not section:
         return None
+    if not isinstance(section, Mapping):
+        raise ValueError(f"quantization_config is {section!r}; it must be a table with quant_method.")
     quantization = _read(section)
     left_alone = section.get("modules_to_not_convert") or section.get("ignore") or ()
     return replace(quantization, parts=_quantised_parts(left_alone))

@@ -58,6 +58,10 @@ class MoeSpec:
     bias: bool = False
     """Whether the router and the experts add biases (gpt-oss)."""
 
+    def __post_init__(self) -> None:
+        if self.top_k > self.num_experts:
+            raise ValueError(f"a token goes to {self.top_k} experts, and there are {self.num_experts}.")
+
 
 @dataclass(frozen=True, slots=True)
 class MlaSpec:

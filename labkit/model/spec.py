@@ -60,7 +60,7 @@ def model_dir(name_or_path: str | Path) -> Path:
     """The folder of a model: a name under data/models, a folder with a config.json, the path of a config.json, or a
     name that `labkit.model.aliases` knows ("deepseek-ai/DeepSeek-R1").
 
-    Raises FileNotFoundError with the known names when there is no such model.
+    Raises FileNotFoundError with the names nearest to it when there is no such model.
     """
     path = Path(name_or_path).expanduser()
     if path.name == "config.json" and path.is_file():
@@ -76,11 +76,12 @@ def model_dir(name_or_path: str | Path) -> Path:
 
 
 def _not_found(given: str) -> str:
-    close = difflib.get_close_matches(given, list_models(), n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    known = list_models()
+    close = difflib.get_close_matches(given.rpartition("/")[2].lower(), known, n=3)
+    near = f"such as {', '.join(close)}; all" if close else f"all {len(known)}"
     return (
-        f"There is no model {given!r}: give a folder with a config.json, the path of one, "
-        f"or a name out of {', '.join(list_models())}.{hint}"
+        f"There is no model {given!r}: give a folder with a config.json, the path of one, or a name that is known "
+        f"({near} are listed in {_models_dir()})."
     )
 
 
@@ -104,8 +105,8 @@ def load_spec(name_or_path: str | Path) -> ModelSpec:
 @lru_cache(maxsize=64)
 def _load(file: Path, mtime_ns: int) -> ModelSpec:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid JSON: {error}.") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{file} must hold a JSON object, as Hugging Face's config.json does.")

@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.layout import Layout
 from labkit.model.shapes import ModelSpec
-from labkit.paths import home_dir
+from labkit.paths import home_dir, write_whole
 from labkit.plan.fitted_cost import ClientCost, FittedCost, stage_cost
 
 
@@ -108,9 +108,7 @@ def calibration_path(model: str, machine: str = "") -> Path:
 def save_calibration(calibration: Calibration, path: Path) -> Path:
     """Written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".begun")
-    draft.write_text("\n".join(_lines(calibration)) + "\n", encoding="utf-8")
-    return draft.replace(path)
+    return write_whole(path, "\n".join(_lines(calibration)) + "\n")
 
 
 def load_calibration(model_or_path: str | Path) -> Calibration:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.load.lengths import UNBOUNDED_TOKENS
 from labkit.load.trace import TraceRow, read_trace
 from labkit.load.workload import Part, Workload, load_workload
 from labkit.said import say
@@ -24,7 +25,9 @@ NUM_DRAWN = 2000
 """Requests drawn of a workload: their mean is within 2 % of the distribution's where lengths vary by as much as their
 mean (1/sqrt(n))."""
 MAX_TRACE_ROWS = 20_000
-_TWO_NUMBERS = re.compile(r"(\d+)\s*/\s*(\d+)")
+MOST = 10**9
+"""Requests a second, or in flight: beyond what anybody serves."""
+_TWO_NUMBERS = re.compile(r"(\d{1,12})\s*/\s*(\d{1,12})")
 _TRACE_SUFFIXES = (".csv", ".jsonl")
 
 
@@ -52,10 +55,10 @@ class Demand:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
         if (self.rate is None) == (self.concurrency is None):
             raise ValueError("Traffic comes at a rate or with a number of requests in flight: give one of the two.")
-        if self.rate is not None and not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ValueError(f"--rate is {self.rate:g}: requests per second, above 0.")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ValueError(f"--concurrency is {self.concurrency}: requests in flight, at least 1.")
+        if self.rate is not None and not 0 < self.rate <= MOST:
+            raise ValueError(f"--rate is {self.rate:g}: requests per second, above 0 and at most {MOST:,}.")
+        if self.concurrency is not None and not 1 <= self.concurrency <= MOST:
+            raise ValueError(f"--concurrency is {self.concurrency}: requests in flight, from 1 to {MOST:,}.")
 
     @property
     def tokens_each(self) -> int:
@@ -132,7 +135,7 @@ def _of_numbers(
 def _scaled(tokens: int, length_scale: float) -> int:
     if not 0 < length_scale < math.inf:
         raise ValueError(f"the length scale must be above 0; got {length_scale}.")
-    return max(1, round(tokens * length_scale))
+    return max(1, round(min(tokens * length_scale, UNBOUNDED_TOKENS)))
 
 
 def _of_workload(workload: Workload, rate: float | None, concurrency: int | None) -> Demand:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-from labkit.paths import read_text
+from labkit.paths import read_text, require_writable, write_whole
 from labkit.plan.cost import step_cost
 from labkit.plan.measured_rows import COLUMNS, ROUNDS, Row, read_row
 from labkit.plan.predict import Prediction, predict_closed
@@ -41,22 +41,32 @@ def answer(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def predict_file(rows: Path, out: Path) -> tuple[int, int]:
-    """Writes the rows with the added columns; (rows, refused among them). Raises ValueError for missing columns."""
-    reader = csv.DictReader(io.StringIO(read_text(rows, "CSV of rows"), newline=""))
-    columns = list(reader.fieldnames or ())
-    missing = [name for name in COLUMNS if name not in columns]
-    if missing:
-        raise ValueError(f"{rows} lacks the columns {', '.join(missing)}: give those of serving_hopper.csv.")
-    given = [{name: (row.get(name) or "") for name in columns} for row in reader]
-    if not given:
-        raise ValueError(f"{rows} has columns and no row under them: there is nothing to predict.")
-    if not out.parent.is_dir() or out.is_dir():
-        raise ValueError(f"--out {out} cannot be written: give the path of a file in a folder that exists.")
+    """Writes the rows with the added columns, all of them or nothing; (rows, refused among them). Raises ValueError
+    with a sentence for what cannot be read or written."""
+    columns, given = _read(rows)
+    out = require_writable(out)
     kept = [name for name in columns if name not in ADDED]
     answers = [answer(row) for row in given]
-    with out.open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, [*kept, *ADDED])
-        writer.writeheader()
-        for row, added in zip(given, answers, strict=True):
-            writer.writerow({**{name: row[name] for name in kept}, **added})
+    lines = io.StringIO(newline="")
+    writer = csv.DictWriter(lines, [*kept, *ADDED])
+    writer.writeheader()
+    for row, added in zip(given, answers, strict=True):
+        writer.writerow({**{name: row[name] for name in kept}, **added})
+    write_whole(out, lines.getvalue())
     return len(given), sum(bool(added["refused"]) for added in answers)
+
+
+def _read(rows: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and rows of a CSV."""
+    reader = csv.DictReader(io.StringIO(read_text(rows, "CSV of rows"), newline=""))
+    try:
+        columns = list(reader.fieldnames or ())
+        missing = [name for name in COLUMNS if name not in columns]
+        if missing:
+            raise ValueError(f"{rows} lacks the columns {', '.join(missing)}: give those of serving_hopper.csv.")
+        given = [{name: (row.get(name) or "") for name in columns} for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"{rows}, line {reader.line_num} is not CSV: {error}. Mend it or take it out.") from None
+    if not given:
+        raise ValueError(f"{rows} has columns and no row under them: there is nothing to predict.")
+    return columns, given

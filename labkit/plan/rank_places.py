@@ -16,7 +16,7 @@ from labkit.model.shapes import ModelSpec
 from labkit.plan.hardware import Hardware, Link
 from labkit.said import say
 
-FAST, INSIDE, ACROSS = 0, 1, 2
+FAST, INSIDE, SOCKETS, ACROSS = range(4)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class AxisPlace:
     link: str
     """The slowest that one of its groups needs."""
     reach: int
-    """0: inside a fast group; 1: inside a node; 2: between nodes."""
+    """0: inside a fast group; 1: inside a node; 2: between its CPU sockets; 3: between nodes."""
     decode_ops: int
     decode_bytes: int
     prefill_ops: int
@@ -57,11 +57,11 @@ def reach_of(hardware: Hardware, ranks: tuple[int, ...]) -> int:
         return ACROSS
     if hardware.fast is not None and first // hardware.fast_group == last // hardware.fast_group:
         return FAST
-    return INSIDE
+    return SOCKETS if hardware.between_sockets(ranks) else INSIDE
 
 
 def link_of(hardware: Hardware, reach: int) -> Link:
-    found = (hardware.fast, hardware.inside, hardware.across)[reach]
+    found = (hardware.fast, hardware.inside, hardware.sockets, hardware.across)[reach]
     return found or hardware.inside
 
 

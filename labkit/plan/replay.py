@@ -30,6 +30,7 @@ GPUS = {
     "B200": "b200", "L40S": "l40s", "MI300X": "mi300x",
 }  # fmt: skip
 """Part of the name that a driver gives → our file."""
+MOST = 1 << 31
 
 
 class RequestRow(msgspec.Struct):
@@ -70,9 +71,9 @@ def read_rows(path: str | Path) -> list[RequestRow]:
             except msgspec.MsgspecError as error:
                 needs = ", ".join(RequestRow.__struct_fields__)
                 raise ValueError(f"{path}, line {number}: {error}. A row needs {needs}.") from error
-            if min(row.input_toks, row.output_toks) < 1:
+            if min(row.input_toks, row.output_toks) < 1 or max(row.input_toks, row.output_toks) > MOST:
                 given = f"{row.input_toks} tokens in and {row.output_toks} out"
-                raise ValueError(f"{path}, line {number}: {given}: at least 1 each; take out what was not answered.")
+                raise ValueError(f"{path}, line {number}: {given}: 1 to {MOST:,}; take out what was not answered.")
             rows.append(row)
     if not rows:
         raise ValueError(f"{path} has no requests.")
@@ -88,16 +89,17 @@ def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") 
             raise ValueError(f"The meta file's {name} is {meta[name]!r}: it must be a table of names and values.")
     kwargs = meta.get("engine_kwargs", {})
     resolved = meta.get("resolved_config", {})
-    scheduler, cache = resolved.get("scheduler_config", {}), meta.get("kv_cache", {})
+    scheduler, cache = resolved.get("scheduler_config"), meta.get("kv_cache", {})
+    scheduler = scheduler if isinstance(scheduler, dict) else {}
     dp, pp, tp = (_count(kwargs, f"{axis}_parallel_size", 1) for axis in ("data", "pipeline", "tensor"))
     ep = dp * tp if kwargs.get("enable_expert_parallel") else 1
     settings = EngineSettings(
         policy=policy,
         max_num_batched_tokens=_count(kwargs, "max_num_batched_tokens", 8192),
         max_num_seqs=_count(kwargs, "max_num_seqs", 256),
-        block_size=int(cache.get("block_size") or 16),
-        gpu_memory_utilization=float(cache.get("gpu_memory_utilization") or 0.9),
-        max_model_len=kwargs.get("max_model_len"),
+        block_size=_count(cache, "block_size", 16),
+        gpu_memory_utilization=_share(cache, "gpu_memory_utilization", 0.9),
+        max_model_len=_count(kwargs, "max_model_len", 0) or None,
         kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
         enable_prefix_caching=bool(cache.get("enable_prefix_caching", True)),
         cuda_graphs=not kwargs.get("enforce_eager"),
@@ -107,7 +109,7 @@ def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") 
         layout=Layout(dp=dp, pp=pp, tp=tp, ep=ep),
         settings=settings,
         gpus=_gpu_of(str(meta.get("hardware", {}).get("device_name", "")), file_name),
-        kv_blocks=int(cache.get("num_gpu_blocks") or 0),
+        kv_blocks=_count(cache, "num_gpu_blocks", 0),
         ahead=bool(scheduler.get("async_scheduling", _is_async(str(meta.get("vllm_version", ""))))),
         version=str(meta.get("vllm_version", "")),
     )
@@ -122,9 +124,16 @@ def _read_meta(path: str | Path) -> Any:
 
 def _count(kwargs: dict[str, Any], name: str, usual: int) -> int:
     value = kwargs.get(name) or usual
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"The meta file's {name} is {value!r}: it must be a whole number from 1 on.")
+    if isinstance(value, bool) or not isinstance(value, int) or not (1 <= value <= MOST or value == usual):
+        raise ValueError(f"The meta file's {name} is {value!r}: it must be a whole number from 1 to {MOST:,}.")
     return value
+
+
+def _share(kwargs: dict[str, Any], name: str, usual: float) -> float:
+    value = kwargs.get(name) or usual
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"The meta file's {name} is {value!r}: it must be a number above 0 and at most 1.")
+    return float(value)
 
 
 def _is_async(version: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import typer
 
+from labkit.paths import sentence
+
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
@@ -19,6 +21,5 @@ def sentences() -> Iterator[None]:
         typer.echo("labkit: stopped.", err=True)
         raise typer.Exit(130) from None
     except (StoreError, ValueError, OSError, KeyError) as error:
-        sentence = error.args[0] if isinstance(error, KeyError) and error.args else error
-        typer.echo(f"labkit: {sentence}", err=True)
+        typer.echo(f"labkit: {sentence(error)}", err=True)
         raise typer.Exit(2) from error

@@ -35,12 +35,10 @@ def simulated_figure(
     plotly()
     from plotly.subplots import make_subplots
 
-    from labkit.plan.verification import SETTLING, settled
-
     figure = make_subplots(rows=2, cols=2, subplot_titles=_TITLES, vertical_spacing=0.2, horizontal_spacing=0.1)
     for index, (label, result) in enumerate(results.items()):
         look = _look(index)
-        kept = settled(result)
+        kept = result.steady()
         _add_share(figure, 1e3 * result.ttft_s[kept], label, look, {"row": 1, "col": 1})
         _add_share(figure, 1e3 * result.tpot_s[kept], label, look, {"row": 1, "col": 2})
         _add_series(figure, result.waiting.means(), result.waiting.span_s, label, look, {"row": 2, "col": 1})
@@ -56,7 +54,7 @@ def simulated_figure(
     figure.update_yaxes(title_text="requests", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(title_text="% of blocks", range=[0, 102], row=2, col=2)
     notes = [f"The thin line is what is asked: {objective}."] if not objective.asks_nothing else []
-    notes.append(f"TTFT and TPOT without the first {SETTLING:.0%} of the requests, which found the server empty.")
+    notes.append("TTFT and TPOT without the requests that found the server empty, or nobody behind them.")
     return compose(figure, title, [], height=2 * HEIGHT, predicted=predicted, notes=notes)
 
 
