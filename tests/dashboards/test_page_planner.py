@@ -79,7 +79,7 @@ def test_a_visitor_goes_from_a_model_to_a_command(page: Page) -> None:
     assert page.get_by_label("A Hugging Face config.json").input_value() == '{"model_type": "llama"'
     page.get_by_role("button", name="Use the model above").click()
     planned(page)
-    assert page.locator('[data-banner="notice"]').count() == 0
+    page.locator('[data-banner="notice"]').wait_for(state="detached", timeout=10_000)
     assert audit(page) == [] and page.visitor.errors == [] and page.visitor.strangers == []
 
 
