@@ -204,11 +204,10 @@ def document(python: str, rounds: int, number: int) -> str:
         "<!-- written by benchmarks/beside_peers.py --write; run it again rather than edit this -->",
         f"aiconfigurator {version} and `labkit plan`, in turn, {rounds} rounds, on {os.cpu_count()} cores (load "
         f"average {load:.1f} before; where others use the cores, processor time is what to compare). Asked: "
-        f"Llama-3.1-70B in bfloat16 on {NUM_GPUS} H200 with vLLM, {TOKENS} + {TOKENS} tokens, TTFT at most "
-        f"{TTFT_MS} ms, TPOT at most {TPOT_MS} ms. The peer looks for the most tokens a GPU at whatever load gives "
-        f"them; labkit for the smallest layout that serves {IN_FLIGHT} requests in flight, which is the load of the "
-        "peer's answer, and has the "
-        "simulator look at it.",
+        f"Llama-3.1-70B in bfloat16 on {NUM_GPUS} H200, vLLM, {TOKENS} + {TOKENS} tokens, TTFT at most {TTFT_MS} ms, "
+        f"TPOT at most {TPOT_MS} ms, on average. The peer looks for the most tokens a GPU at whatever load gives them, "
+        f"with and without prefill apart; labkit for the smallest layout that serves {IN_FLIGHT} requests in flight, "
+        "which is the load of the peer's answer, and has the simulator look at it.",
         table(["whole process, s", "processor, least", "most", "wall, least", "most"],
               [times("aiconfigurator", theirs), times("labkit", ours)]),
         f"Processor time, the least of either: {min(t.cpu_s for t in theirs) / min(t.cpu_s for t in ours):.1f} times "
