@@ -90,9 +90,13 @@ def main() -> None:
     print(f"  time grew by {4 * few / many:.2f} for 4 × replicas and requests")
     if not options.quick:
         requests = chat(1_000_000, 768.0)
-        seconds = replica(256)(requests)
+        many_replicas, began = replica(256), time.perf_counter()
+        seconds = many_replicas(requests)
+        wall_s = time.perf_counter() - began
         report("a million over 256 replicas", 1_000_000, seconds, told)
-        print(f"  allowed {MILLION_LIMIT_S} s: {'within' if seconds <= MILLION_LIMIT_S else 'NOT within'}")
+        told["a million: seconds by the clock"] = wall_s
+        within = "within" if wall_s <= MILLION_LIMIT_S else "NOT within"
+        print(f"  {wall_s:.0f} s by the clock, {within} the {MILLION_LIMIT_S} s allowed")
     if options.json:
         print(json.dumps(told))
 

@@ -59,7 +59,7 @@ def test_the_command_refuses_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("labkit.lab.calibrate_plan.look", lambda: 0.8)
     for words, said in (
         ([], "--anyway"),
-        (["--model", "lab-31m"], "Did you mean lab-30m?"),
+        (["--model", "lab-31m"], "Did you mean lab-30m"),
         (["--layout", "tp3"], "tp 3"),
         (["--layout", "tp4", "--ranks", "2"], "4 ranks"),
         (["--layout", "prefill:tp1,decode:tp1"], "one by one"),

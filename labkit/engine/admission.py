@@ -22,18 +22,22 @@ class ExpectedLength:
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
+        self._p90 = 0
+        """0: not known yet."""
 
     def observe(self, num_tokens: int) -> None:
-        if len(self._recent) == WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(num_tokens)
-        insort(self._sorted, num_tokens)
+        lengths, recent = self._sorted, self._recent
+        if len(recent) == WINDOW:
+            del lengths[bisect_left(lengths, recent.popleft())]
+        recent.append(num_tokens)
+        insort(lengths, num_tokens)
+        count = len(lengths)
+        if count >= MIN_FINISHED:
+            self._p90 = max(1, lengths[-(-count * 9 // 10) - 1])
 
     def of(self, max_tokens: int) -> int:
-        count = len(self._sorted)
-        if count < MIN_FINISHED:
-            return max_tokens
-        return min(max_tokens, max(1, self._sorted[-(-count * 9 // 10) - 1]))
+        p90 = self._p90
+        return p90 if 0 < p90 < max_tokens else max_tokens
 
 
 def check_request(request: Request, max_context: int, vocab_size: int | None = None) -> None:

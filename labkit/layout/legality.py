@@ -18,6 +18,7 @@ from labkit.layout.grid import GRID_AXES, Layout, dcp_allowed, dcp_degrees
 from labkit.layout.slices import is_quantised
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import Tensor, cut_items, expert_tensors, layer_common_tensors
+from labkit.said import say, with_semicolons
 
 ENGINE_AXES: tuple[str, ...] = ("dp", "pp", "pcp", "tp", "dcp", "ep")
 """The axes that the engine of this version runs; the arithmetic knows all of them."""
@@ -107,8 +108,11 @@ def _rank_reasons(layout: Layout, num_ranks: int | None) -> Iterator[str]:
         return
     factors = [f"{axis} {n}" for axis in GRID_AXES if (n := getattr(layout, axis)) > 1]
     product = f"{' × '.join(factors)} = " if len(factors) > 1 else ""
-    verb = "is" if num_ranks == 1 else "are"
-    yield f"It needs {product}{layout.world_size} ranks, and {num_ranks} {verb} there."
+    needed = f"{product}{layout.world_size}"
+    if num_ranks == 1:
+        yield say("It needs {needed} ranks, and 1 is there.", needed=needed)
+    else:
+        yield say("It needs {needed} ranks, and {there} are there.", needed=needed, there=num_ranks)
 
 
 def quotient(a: int, b: int) -> str:
@@ -119,21 +123,21 @@ def quotient(a: int, b: int) -> str:
 
 
 def _uneven(what: str, total: int, tp: int) -> str:
-    return f"{total} {what} ÷ tp {tp} = {quotient(total, tp)}"
+    return say("{n} {what} ÷ tp {tp} = {each}", n=total, what=what, tp=tp, each=quotient(total, tp))
 
 
 def _tp_problems(spec: ModelSpec, tp: int, cut_experts: bool) -> list[str]:
     """What tensor parallelism of degree `tp` cannot cut evenly, as arithmetic."""
     problems = []
     if spec.num_heads % tp:
-        problems.append(_uneven("query heads", spec.num_heads, tp))
+        problems.append(_uneven(say("query heads"), spec.num_heads, tp))
     if spec.linear_attention and spec.linear_attention.num_key_heads % tp:
-        problems.append(_uneven("key heads of linear attention", spec.linear_attention.num_key_heads, tp))
+        problems.append(_uneven(say("key heads of linear attention"), spec.linear_attention.num_key_heads, tp))
     problems += _kv_problems(spec, tp) + [
         _uneven(what, n, tp) for what, n in _widths(spec, cut_experts) if n % tp
     ]
     if tp > spec.vocab_size:
-        problems.append(f"{spec.vocab_size} vocabulary rows are fewer than tp {tp}")
+        problems.append(say("{n} vocabulary rows are fewer than tp {tp}", n=spec.vocab_size, tp=tp))
     return problems or _group_problems(spec, tp, cut_experts)
 
 
@@ -142,19 +146,20 @@ def _kv_problems(spec: ModelSpec, tp: int) -> list[str]:
     if heads % tp == 0 or tp % heads == 0:
         return []
     if tp > heads:
-        return [f"tp {tp} ÷ {heads} KV heads = {quotient(tp, heads)} copies of each"]
-    return [_uneven("KV heads", heads, tp)]
+        return [say("tp {tp} ÷ {n} KV heads = {each} copies of each", tp=tp, n=heads, each=quotient(tp, heads))]
+    return [_uneven(say("KV heads"), heads, tp)]
 
 
 def _widths(spec: ModelSpec, cut_experts: bool) -> list[tuple[str, int]]:
     """The MLP widths that tp cuts; experts only when ep is 1, else their owner keeps them whole."""
-    moe, widths = spec.moe, []
+    moe = spec.moe
+    widths: list[tuple[str, int]] = []
     if moe is None or moe.dense_layers:
-        widths.append(("intermediate columns", spec.intermediate_size))
+        widths.append((say("intermediate columns"), spec.intermediate_size))
     if moe and cut_experts:
-        widths.append(("columns of an expert", moe.intermediate_size))
+        widths.append((say("columns of an expert"), moe.intermediate_size))
     if moe and moe.shared_intermediate_size:
-        widths.append(("columns of the shared experts", moe.shared_intermediate_size))
+        widths.append((say("columns of the shared experts"), moe.shared_intermediate_size))
     return widths
 
 
@@ -175,12 +180,12 @@ def _group_problems(spec: ModelSpec, tp: int, cut_experts: bool) -> list[str]:
         group, items = spec.quantization.group[tensor.dim], cut_items(spec, tensor)
         here = tensor.shape[tensor.dim] // items * max(1, items // tp)
         if group and here % group:
-            side = "input" if tensor.dim else "output"
+            side = say("input") if tensor.dim else say("output")
             return [
-                f"{tensor.name.removesuffix('.weight')} would keep {here} {side} features a rank at tp {tp}, "
-                f"÷ {spec.quantization.method} group {group} = {quotient(here, group)}: "
-                f"a quantisation group would be cut"
-            ]
+                say("{tensor} would keep {n} {side} features a rank at tp {tp}, ÷ {method} group {group} = {each}: "
+                    "a quantisation group would be cut", tensor=tensor.name.removesuffix(".weight"), n=here, side=side,
+                    tp=tp, method=spec.quantization.method, group=group, each=quotient(here, group))
+            ]  # fmt: skip
     return []
 
 
@@ -194,7 +199,8 @@ def _tp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
     problems = _tp_problems(spec, layout.tp, layout.ep == 1)
     if problems:
         degrees = ", ".join(map(str, tp_degrees(spec, layout.ep == 1)))
-        yield f"{'; '.join(problems)}; tp may be {degrees}; or split layers instead (pp)."
+        yield say("{problems}; tp may be {degrees}; or split layers instead (pp).",
+                  problems=with_semicolons(problems), degrees=degrees)  # fmt: skip
 
 
 def _dcp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
@@ -202,33 +208,33 @@ def _dcp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
     if dcp_allowed(layout.dcp, tp=tp, pcp=pcp, num_kv_heads=heads):
         return
     degrees = ", ".join(map(str, dcp_degrees(tp=tp, pcp=pcp, num_kv_heads=heads)))
-    kind = "latent (MLA)" if spec.mla else "KV heads"
-    copies = f"{heads} {kind} over tp {tp} leave max(1, {tp} ÷ {heads}) = {max(1, tp // heads)}"
+    kind = say("latent (MLA)") if spec.mla else say("KV heads")
     across = f" × pcp {pcp} = {pcp * max(1, tp // heads)}" if pcp > 1 else ""
-    yield (
-        f"dcp {layout.dcp} shares out copies of KV, and {copies}{across} of each; with dcp {layout.dcp} "
-        f"there is no replicated KV to share out: dcp may be {degrees}."
-    )
+    copies = f"max(1, {tp} ÷ {heads}) = {max(1, tp // heads)}{across}"
+    yield say(
+        "dcp {dcp} shares out copies of KV, and {n} {kind} over tp {tp} leave {copies} of each; with dcp {dcp} there "
+        "is no replicated KV to share out: dcp may be {degrees}.", dcp=layout.dcp, n=heads, kind=kind, tp=tp,
+        copies=copies, degrees=degrees,
+    )  # fmt: skip
 
 
 def _ep_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
     if layout.ep == 1:
         return
     if spec.moe is None:
-        yield f"ep {layout.ep} shares out experts, and {spec.name} has none; leave ep out."
+        yield say("ep {ep} shares out experts, and {model} has none; leave ep out.", ep=layout.ep, model=spec.name)
     elif layout.ep > spec.moe.num_experts:
-        yield (
-            f"{spec.moe.num_experts} experts ÷ ep {layout.ep} leaves ranks without any; "
-            f"ep may be at most {spec.moe.num_experts}."
-        )
+        yield say("{n} experts ÷ ep {ep} leaves ranks without any; ep may be at most {n}.", n=spec.moe.num_experts,
+                  ep=layout.ep)  # fmt: skip
 
 
 def _pp_reasons(layout: Layout, spec: ModelSpec) -> Iterator[str]:
     if layout.pp > spec.num_layers:
-        yield (f"{spec.num_layers} layers cannot fill {layout.pp} stages; pp may be 1 to {spec.num_layers}.")
+        yield say("{n} layers cannot fill {pp} stages; pp may be 1 to {n}.", n=spec.num_layers, pp=layout.pp)
     if layout.split and sum(layout.split) != spec.num_layers:
         total = " + ".join(map(str, layout.split))
-        yield f"split {total} = {sum(layout.split)} layers, and {spec.name} has {spec.num_layers}."
+        yield say("split {split} = {sum} layers, and {model} has {n}.", split=total, sum=sum(layout.split),
+                  model=spec.name, n=spec.num_layers)  # fmt: skip
 
 
 # ---- this engine's limits

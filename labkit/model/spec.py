@@ -60,7 +60,7 @@ def model_dir(name_or_path: str | Path) -> Path:
     """The folder of a model: a name under data/models, a folder with a config.json, the path of a config.json, or a
     name that `labkit.model.aliases` knows ("deepseek-ai/DeepSeek-R1").
 
-    Raises FileNotFoundError with the known names when there is no such model.
+    Raises FileNotFoundError with the names nearest to it when there is no such model.
     """
     path = Path(name_or_path).expanduser()
     if path.name == "config.json" and path.is_file():
@@ -76,11 +76,12 @@ def model_dir(name_or_path: str | Path) -> Path:
 
 
 def _not_found(given: str) -> str:
-    close = difflib.get_close_matches(given, list_models(), n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    known = list_models()
+    close = difflib.get_close_matches(given.rpartition("/")[2].lower(), known, n=3)
+    near = f" Did you mean {' or '.join(close)}?" if close else ""
     return (
-        f"There is no model {given!r}: give a folder with a config.json, the path of one, "
-        f"or a name out of {', '.join(list_models())}.{hint}"
+        f"There is no model {given!r}.{near} Give a folder with a config.json, the path of one, or one of the "
+        f"{len(known)} names that are listed in {_models_dir()}."
     )
 
 

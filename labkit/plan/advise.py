@@ -7,12 +7,11 @@ of the layouts that meet every wish the smallest is taken (`choose`). The simula
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from labkit.layout import Layout
+from labkit.layout import AnyLayout, Deployment, Layout
 from labkit.layout.choices import simplicity
 from labkit.model.shapes import ModelSpec
 from labkit.plan.candidates import Candidate, all_candidates, evaluate
@@ -31,8 +30,12 @@ from labkit.plan.rank_places import RankPlaces, often_on_slow, place_ranks
 from labkit.plan.reasons import Infeasible, infeasible, why_not
 from labkit.plan.remedies import other_remedies, settings_changed
 from labkit.plan.settle import Asked, settle
-from labkit.plan.walk import Path, Question, job, walk
+from labkit.plan.strict_json import finite
+from labkit.plan.walk import walk
+from labkit.plan.walk_path import NO, Path, Question
+from labkit.plan.walk_questions import job
 from labkit.plan.work import EngineSettings
+from labkit.said import say
 
 MOST_GPUS = 128
 """Layouts grow faster than GPUs do, and each is counted: 64 take ten seconds of a core."""
@@ -104,15 +107,15 @@ def advise(
     *,
     engine: str = "vllm",
     price: float | None = None,
-    current: Layout | None = None,
+    current: AnyLayout | None = None,
     diagnosis: Diagnosis | None = None,
     expert_load: Sequence[float] = (),
     verify: bool = True,
     asked: str = "",
 ) -> Advice:
-    """What to serve `spec` with. current: the layout that serves now; diagnosis: of a run with it; expert_load: tokens
-    that each expert was asked for, as measured; verify: let the simulator look at the outcome; asked: how the workload
-    was named, for the load test. Raises ValueError with a sentence.
+    """What to serve `spec` with. current: what serves now, be it two pools; diagnosis: of a run with it; expert_load:
+    tokens that each expert was asked for, as measured; verify: let the simulator look at the outcome; asked: how the
+    workload was named, for the load test. Raises ValueError with a sentence.
     """
     if objective.asks_nothing:
         raise ValueError("Nothing is asked: give --ttft-p95-ms, --tpot-p95-ms, --answer-tokens-per-s or "
@@ -124,6 +127,12 @@ def advise(
         )
     price = hardware.device.price_per_hour if price is None else price
     asked_for = Case(spec, hardware, workload, objective, settings or EngineSettings(), engine, price)
+    if isinstance(current, Deployment):
+        from labkit.plan.advise_pools import advise_with_pools
+
+        return advise_with_pools(asked_for, current, lambda: advise(
+            spec, hardware, workload, objective, settings, engine=engine, price=price, verify=verify, asked=asked,
+        ), verify=verify, asked=asked)  # fmt: skip
     correction = corrected(asked_for, current, diagnosis) if current is not None else Correction(asked_for)
     case = correction.case
     table = all_candidates(case)
@@ -134,15 +143,6 @@ def advise(
     others = () if path.base.does else tuple(other_remedies(case, path.base, path.limit))
     told = _told(replace(path, correction=correction.sentence, others=others), diagnosis, expert_load, asked)
     return replace(told, correction=correction.sentence)
-
-
-def finite(value: Any) -> Any:
-    """The same with null for what is infinite or no number: JSON has neither."""
-    if isinstance(value, Mapping):
-        return {name: finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _base(case: Case, table: Sequence[Candidate], current: Layout | None) -> Candidate | None:
@@ -195,7 +195,7 @@ def _nothing_fits(case: Case, table: list[Candidate], diagnosis: Diagnosis | Non
     legal = [one for one in table if one.legal]
     largest = max(legal, key=lambda one: (one.num_gpus, one.grid.dp == 1, one.memory.kv_blocks if one.memory else 0))
     limit = limit_of(case, largest)
-    question = Question("fit", "Does the model fit these GPUs at all?", "no", largest.reason, {}, "")
+    question = Question("fit", say("Does the model fit these GPUs at all?"), NO, largest.reason, {}, "")
     return Advice(case, None, "none", (question,), (), tuple(table), (), limit, None, diagnosis,
                   infeasible(case, table), (), next_runs(case, None, (), diagnosis))  # fmt: skip
 

@@ -21,6 +21,7 @@ from labkit.plan.memory import MemoryPlan, memory_plan
 from labkit.plan.objective import Outcome, judge, spoken_ms
 from labkit.plan.predict import Prediction
 from labkit.plan.work import EngineSettings
+from labkit.said import in_turn, said_by, say
 
 
 @dataclass(frozen=True)
@@ -142,16 +143,16 @@ def evaluate(case: Case, layout: Layout, settings: EngineSettings | None = None)
     if not reasons:
         reasons = tuple(filter(None, (engine_reason(case.engine, layout),)))
     if reasons:
-        return Candidate(layout, settings, False, False, False, " ".join(reasons), "illegal")
+        return Candidate(layout, settings, False, False, False, in_turn(*reasons), "illegal")
     device = case.hardware.device
     memory = memory_plan(layout, case.spec, device.memory_bytes, settings, chip=chip_of(device.name))
     if not memory.fits:
         return Candidate(layout, settings, True, False, False, memory.reason, "memory", memory)
     if memory.kv_tokens < case.demand.longest_tokens:
-        reason = (
-            f"{layout}: the longest request has {case.demand.longest_tokens:,} tokens, and a replica holds KV for "
-            f"{memory.kv_tokens:,}."
-        )
+        reason = say(
+            "{layout}: the longest request has {tokens:,} tokens, and a replica holds KV for {held:,}.",
+            layout=layout, tokens=case.demand.longest_tokens, held=memory.kv_tokens,
+        )  # fmt: skip
         return Candidate(layout, settings, True, False, True, reason, "memory", memory)
     return judged(case, layout, settings, memory, predict(case, layout, settings))
 
@@ -166,7 +167,7 @@ def engine_reason(engine: str, layout: Layout) -> str:
     try:
         flags_of(engine, layout)
     except LayoutError as error:
-        return str(error)
+        return said_by(error)
     return ""
 
 
@@ -196,30 +197,42 @@ def _fault(
     case: Case, layout: AnyLayout, outcomes: tuple[Outcome, ...], prediction: Prediction, most: int, needed: float
 ) -> tuple[str, str]:  # fmt: skip
     missed = [outcome for outcome in outcomes if not outcome.met]
-    waits = f"KV holds {most} requests of {case.demand.tokens_each:,} tokens"
+    waits = say("KV holds {most} requests of {tokens:,} tokens", most=most, tokens=case.demand.tokens_each)
     if (seqs := case.settings.max_num_seqs * sum(pool.layout.dp for pool in pools_of(layout))) < most:
-        waits = f"steps hold {seqs} sequences (max_num_seqs)"
+        waits = say("steps hold {seqs} sequences (max_num_seqs)", seqs=seqs)
     if not math.isfinite(needed) or not math.isfinite(prediction.ttft_ms["mean"]):
-        why = f"; {waits}" if prediction.kv_full else ""
-        most_s = f"it does {prediction.requests_per_s:.3g} requests/s, and the queue grows without end{why}."
-        return "overload", f"{layout} cannot keep up with {case.demand.load}: {most_s}"
+        return "overload", _overload(case, layout, prediction, waits if prediction.kv_full else "")
     judged_by_ttft = case.objective.ttft_ms is not None
     if prediction.kv_full and (not judged_by_ttft or any(outcome.metric == "ttft" for outcome in missed)):
-        return "kv", f"{layout} will queue: {waits}, {needed:.0f} are there{_so(missed)}."
+        return "kv", _queueing(layout, missed, waits, needed)
     if missed:
         worst = max(missed, key=lambda outcome: outcome.ratio)
-        return worst.metric, f"{layout}: {worst}{_queue_part(worst, prediction)}."
+        return worst.metric, _missing(layout, worst, prediction)
     return "", ""
 
 
-def _so(missed: list[Outcome]) -> str:
-    return f", so that {max(missed, key=lambda outcome: outcome.ratio)}" if missed else ""
+def _overload(case: Case, layout: AnyLayout, prediction: Prediction, waits: str) -> str:
+    given = {"layout": layout, "load": case.demand.load, "rate": prediction.requests_per_s}
+    if waits:
+        return say("{layout} cannot keep up with {load}: it does {rate:.3g} requests/s, and the queue grows without "
+                   "end; {waits}.", **given, waits=waits)  # fmt: skip
+    return say("{layout} cannot keep up with {load}: it does {rate:.3g} requests/s, and the queue grows without end.",
+               **given)  # fmt: skip
 
 
-def _queue_part(worst: Outcome, prediction: Prediction) -> str:
+def _queueing(layout: AnyLayout, missed: list[Outcome], waits: str, needed: float) -> str:
+    if not missed:
+        return say("{layout} will queue: {waits}, {n:.0f} are there.", layout=layout, waits=waits, n=needed)
+    worst = max(missed, key=lambda outcome: outcome.ratio)
+    return say("{layout} will queue: {waits}, {n:.0f} are there, so that {missed}.", layout=layout, waits=waits,
+               n=needed, missed=worst.sentence)  # fmt: skip
+
+
+def _missing(layout: AnyLayout, worst: Outcome, prediction: Prediction) -> str:
     if worst.metric != "ttft" or prediction.queue_ms < 0.3 * prediction.ttft_ms["mean"]:
-        return ""
-    return f" ({spoken_ms(prediction.queue_ms)} of it in the queue on average)"
+        return say("{layout}: {missed}.", layout=layout, missed=worst.sentence)
+    return say("{layout}: {missed} ({queue} of it in the queue on average).", layout=layout, missed=worst.sentence,
+               queue=spoken_ms(prediction.queue_ms))  # fmt: skip
 
 
 # ---- order among layouts

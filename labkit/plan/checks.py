@@ -17,8 +17,9 @@ from labkit.plan.candidates import Candidate
 from labkit.plan.case import Case, cost_of_step, decode_work, prefill_work
 from labkit.plan.choose import capacity
 from labkit.plan.limits import communication
-from labkit.plan.objective import spoken_ms
+from labkit.plan.objective import Outcome, spoken_ms
 from labkit.plan.rank_places import RankPlaces
+from labkit.said import say, with_commas
 
 PASSED, FAILED, NOT_MEASURED = "passed", "failed", "not yet measured"
 MANY = 0.4
@@ -85,8 +86,12 @@ class Look:
         cost = cost_of_step(self.case, self.layout, self.candidate.settings)
         return cost.parts(self.prompt() if prefill else decode_work(self.seqs, self.context))
 
+    def link(self, axis: str) -> str:
+        """That the axis's groups cross; empty where it has none."""
+        return next((say(place.link) for place in self.places.axes if place.axis == axis), "")
+
     def measure(self) -> str:
-        return f"labkit run --layout {self.layout.slug} with this workload"
+        return say("labkit run --layout {layout} with this workload", layout=self.layout.slug)
 
 
 def all_checks(
@@ -117,32 +122,41 @@ def _always(look: Look) -> Iterator[Check]:
     assert memory is not None
     if memory.ranks:
         fullest = min(memory.ranks, key=lambda rank: rank.kv + rank.free)
-        yield Check("all", "memory", PASSED if memory.fits else FAILED,
-                    f"The fullest rank holds {_gb(sum(fullest.weights.values()))} of weights, {_gb(fullest.kv)} of KV.",
+        yield Check("all", say("memory"), PASSED if memory.fits else FAILED,
+                    say("The fullest rank holds {weights} of weights, {kv} of KV.",
+                        weights=_gb(sum(fullest.weights.values())), kv=_gb(fullest.kv)),
                     {"weights": sum(fullest.weights.values()), "kv": fullest.kv, "free": fullest.free})  # fmt: skip
     needed, most = look.in_flight, candidate.most_requests
     state = PASSED if needed <= most else FAILED if candidate.fault == "kv" else NOT_MEASURED
-    yield Check("all", "kv", state,
-                f"KV holds {most} requests of {look.case.demand.tokens_each:,} tokens; {needed:.0f} are in flight.",
+    yield Check("all", say("kv"), state,
+                say("KV holds {most} requests of {tokens:,} tokens; {n:.0f} are in flight.", most=most,
+                    tokens=look.case.demand.tokens_each, n=needed),
                 {"most_requests": most, "in_flight": needed, "kv_tokens": memory.kv_tokens},
-                f"{_load_test(look)}: preemptions and the queue" if state == NOT_MEASURED else "")  # fmt: skip
+                say("{test}: preemptions and the queue", test=_load_test(look))
+                if state == NOT_MEASURED else "")  # fmt: skip
     for outcome in candidate.outcomes:
         status = FAILED if not outcome.met else PASSED if outcome.sure else NOT_MEASURED
-        band = f" (±{outcome.band:.0%})" if outcome.band else ""
-        yield Check("all", outcome.metric, status, f"Predicted: {outcome}{band}.", outcome.to_dict(),
+        yield Check("all", outcome.metric, status, _predicted(outcome), outcome.to_dict(),
                     "" if status != NOT_MEASURED else _load_test(look))  # fmt: skip
     if candidate.verified is not None:
-        yield Check("all", "simulated", PASSED if candidate.verified["does"] else FAILED,
+        yield Check("all", say("simulated"), PASSED if candidate.verified["does"] else FAILED,
                     candidate.verified["sentence"], {name: candidate.verified[name] for name in
                     ("ttft_ms", "tpot_ms", "kv_peak", "preemptions", "requests")})  # fmt: skip
     problem = look.places.problem
-    axes = ", ".join(f"{axis.axis} on {axis.link}" for axis in look.places.axes) or "one GPU: nothing crosses"
-    yield Check("all", "placement", FAILED if problem else PASSED, problem or f"{axes}.",
+    axes = with_commas(say("{axis} on {link}", axis=axis.axis, link=say(axis.link)) for axis in look.places.axes)
+    where = say("{axes}.", axes=axes or say("one GPU: nothing crosses"))
+    yield Check("all", say("placement"), FAILED if problem else PASSED, problem or where,
                 {axis.axis: axis.link for axis in look.places.axes})  # fmt: skip
 
 
+def _predicted(outcome: Outcome) -> str:
+    if not outcome.band:
+        return say("Predicted: {outcome}.", outcome=outcome.sentence)
+    return say("Predicted: {outcome} (±{band:.0%}).", outcome=outcome.sentence, band=outcome.band)
+
+
 def _load_test(look: Look) -> str:
-    return f"the load test below, on {look.candidate.layout}"
+    return say("the load test below, on {layout}", layout=look.candidate.layout)
 
 
 # ---- tensor parallelism
@@ -154,23 +168,27 @@ def _tp(look: Look) -> Iterator[Check]:
     rank = memory.ranks[0] if memory.ranks else None
     if rank:
         weights = sum(rank.weights.values())
-        yield Check("tp", "fit", PASSED, f"Rank 0 holds {_gb(weights)} of the weights, {_gb(rank.replicated)} of them "
-                    "on every rank alike.", {"weights": weights, "replicated": rank.replicated})  # fmt: skip
+        yield Check("tp", say("fit"), PASSED,
+                    say("Rank 0 holds {weights} of the weights, {replicated} of them on every rank alike.",
+                        weights=_gb(weights), replicated=_gb(rank.replicated)),
+                    {"weights": weights, "replicated": rank.replicated})  # fmt: skip
     half = _with_tp(layout)
     faster = {name: look.step_s(half, prefill=prefill) / look.step_s(layout, prefill=prefill)
               for name, prefill in (("decode", False), ("prefill", True))}  # fmt: skip
     shares = {name: communication(look.parts(prefill=prefill)) / look.step_s(layout, prefill=prefill)
               for name, prefill in (("decode", False), ("prefill", True))}  # fmt: skip
-    link = next((axis.link for axis in look.places.axes if axis.axis == "tp"), "")
-    yield Check("tp", "communication", FAILED if max(faster.values()) <= 1 or min(shares.values()) > MANY else PASSED,
-                f"On {link}, {shares['decode']:.0%} of a decode step and {shares['prefill']:.0%} of a prefill step is "
-                f"traffic; against tp {half.tp} a decode step is {faster['decode']:.2f} times as fast, a prefill step "
-                f"{faster['prefill']:.2f} times.", {"share": shares, "speedup": faster})  # fmt: skip
+    lost = max(faster.values()) <= 1 or min(shares.values()) > MANY
+    yield Check("tp", say("communication"), FAILED if lost else PASSED,
+                say("On {link}, {decode:.0%} of a decode step and {prefill:.0%} of a prefill step is traffic; against "
+                    "tp {tp} a decode step is {faster:.2f} times as fast, a prefill step {faster_prefill:.2f} times.",
+                    link=look.link("tp"), **shares, tp=half.tp, faster=faster["decode"],
+                    faster_prefill=faster["prefill"]), {"share": shares, "speedup": faster})  # fmt: skip
     used = {name: value / (layout.tp / half.tp) for name, value in faster.items()}
-    yield Check("tp", "work per rank", PASSED if max(used.values()) >= HALF_LOST else FAILED,
-                f"{look.case.spec.num_heads // layout.tp} query heads and {_columns(look)} MLP columns a rank; of the "
-                f"GPUs that tp {layout.tp} adds to tp {half.tp}, {used['decode']:.0%} counts in decode and "
-                f"{used['prefill']:.0%} in prefill.", {"used": used})  # fmt: skip
+    yield Check("tp", say("work per rank"), PASSED if max(used.values()) >= HALF_LOST else FAILED,
+                say("{heads} query heads and {columns} MLP columns a rank; of the GPUs that tp {tp} adds to tp {less}, "
+                    "{decode:.0%} counts in decode and {prefill:.0%} in prefill.",
+                    heads=look.case.spec.num_heads // layout.tp, columns=_columns(look), tp=layout.tp, less=half.tp,
+                    **used), {"used": used})  # fmt: skip
 
 
 def _with_tp(layout: Layout) -> Layout:
@@ -194,21 +212,21 @@ def _columns(look: Look) -> int:
 def _pp(look: Look) -> Iterator[Check]:
     layout, memory = look.layout, look.candidate.memory
     each = look.in_flight / layout.dp
-    yield Check("pp", "enough requests", PASSED if each >= layout.pp else FAILED,
-                f"{each:.1f} requests in flight for {layout.pp} stages of a replica: with fewer than one each, stages "
-                "stand idle.", {"in_flight": each, "stages": layout.pp})  # fmt: skip
+    yield Check("pp", say("enough requests"), PASSED if each >= layout.pp else FAILED,
+                say("{n:.1f} requests in flight for {pp} stages of a replica: with fewer than one each, stages stand "
+                    "idle.", n=each, pp=layout.pp), {"in_flight": each, "stages": layout.pp})  # fmt: skip
     cost = cost_of_step(look.case, layout, look.candidate.settings)
     work = decode_work(look.seqs, look.context)
     uneven = cost.interval(work) * layout.pp / cost.seconds(work)
-    yield Check("pp", "stage balance", PASSED if uneven <= UNEVEN else FAILED,
-                f"The slowest stage takes {uneven:.2f} times the mean one"
-                f"{'' if uneven <= UNEVEN else '; give it fewer layers (+split)'}.",
+    told = say("The slowest stage takes {n:.2f} times the mean one.", n=uneven) if uneven <= UNEVEN else \
+        say("The slowest stage takes {n:.2f} times the mean one; give it fewer layers (+split).", n=uneven)
+    yield Check("pp", say("stage balance"), PASSED if uneven <= UNEVEN else FAILED, told,
                 {"slowest_over_mean": uneven})  # fmt: skip
     size = layout.pp * look.candidate.settings.max_num_batched_tokens * look.case.spec.hidden_size * 2
     room = min((rank.kv + rank.free for rank in memory.ranks), default=0) if memory else 0
-    yield Check("pp", "activation buffers", PASSED if size <= room else FAILED,
-                f"{_gb(size)} of hidden states for {layout.pp} steps in flight; a rank has {_gb(room)} beside its "
-                "weights.", {"bytes": size, "room": room})  # fmt: skip
+    yield Check("pp", say("activation buffers"), PASSED if size <= room else FAILED,
+                say("{size} of hidden states for {pp} steps in flight; a rank has {room} beside its weights.",
+                    size=_gb(size), pp=layout.pp, room=_gb(room)), {"bytes": size, "room": room})  # fmt: skip
 
 
 # ---- data parallelism
@@ -218,26 +236,29 @@ def _dp(look: Look) -> Iterator[Check]:
     layout, demand = look.layout, look.case.demand
     memory = look.candidate.memory
     weights = sum(sum(rank.weights.values()) for rank in memory.ranks) if memory else 0
-    yield Check("dp", "memory", PASSED, f"{layout.dp} replicas hold the weights {layout.dp} times"
-                f"{' (experts once)' if layout.attention_dp else ''}: {_gb(weights)} in all.",
-                {"weights": weights, "replicas": layout.dp})  # fmt: skip
+    held = say("{dp} replicas hold the weights {dp} times (experts once): {size} in all.", dp=layout.dp,
+               size=_gb(weights)) if layout.attention_dp else \
+        say("{dp} replicas hold the weights {dp} times: {size} in all.", dp=layout.dp, size=_gb(weights))  # fmt: skip
+    yield Check("dp", say("memory"), PASSED, held, {"weights": weights, "replicas": layout.dp})
     each = look.in_flight / layout.dp
     if demand.shared_tokens and look.candidate.settings.enable_prefix_caching:
-        yield Check("dp", "routing", NOT_MEASURED, f"{demand.shared_tokens:,} tokens of a mean prompt are shared: "
-                    "which replica holds them decides, and how often it is hit was not measured.", {"in_flight": each},
-                    "labkit run --set router=prefix beside router=least-work")  # fmt: skip
+        yield Check("dp", say("routing"), NOT_MEASURED,
+                    say("{n:,} tokens of a mean prompt are shared: which replica holds them decides, and how often it "
+                        "is hit was not measured.", n=demand.shared_tokens), {"in_flight": each},
+                    say("labkit run --set router=prefix beside router=least-work"))  # fmt: skip
     else:
-        yield Check("dp", "routing", PASSED if each >= 1 else FAILED,
-                    f"{each:.1f} requests in flight for each replica, prompts with nothing in common: any router that "
-                    "counts tokens of work shares them out.", {"in_flight": each})  # fmt: skip
+        yield Check("dp", say("routing"), PASSED if each >= 1 else FAILED,
+                    say("{n:.1f} requests in flight for each replica, prompts with nothing in common: any router that "
+                        "counts tokens of work shares them out.", n=each), {"in_flight": each})  # fmt: skip
     most = capacity(look.case, look.candidate)
     rate = demand.rate or (look.candidate.prediction.requests_per_s if look.candidate.prediction else 0.0)
     used = rate / most if most else math.inf
     band = look.candidate.prediction.band_tpot if look.candidate.prediction else 0.0
     closed = demand.rate is None
     status = PASSED if closed or used * (1 + band) < 1 else NOT_MEASURED if used < 1 else FAILED
-    yield Check("dp", "admission", status, f"{rate:.3g} requests/s are {used:.0%} of what {layout.dp} replicas can do "
-                f"at most ({most:.3g}).", {"rate": rate, "capacity": most, "used": used},
+    yield Check("dp", say("admission"), status,
+                say("{rate:.3g} requests/s are {used:.0%} of what {dp} replicas can do at most ({most:.3g}).",
+                    rate=rate, used=used, dp=layout.dp, most=most), {"rate": rate, "capacity": most, "used": used},
                 look.measure() if status == NOT_MEASURED else "")  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from labkit.plan.chips import chip_of
 from labkit.plan.choose import without_pcp
 from labkit.plan.cost import step_cost
 from labkit.plan.memory import memory_plan
+from labkit.said import say
 
 LONGEST = 1 << 20
 """Tokens up to which a crossover is looked for."""
@@ -29,13 +30,15 @@ def pcp_checks(look: Look) -> Iterator[Check]:
     at = crossover(look, layout, bare)
     prompt = demand.long_prompt_tokens
     if at is None:
-        told = f"At no prompt up to {LONGEST:,} tokens is {layout} faster than {bare}."
-        yield Check("pcp", "crossover", FAILED, told)
+        told = say("At no prompt up to {most:,} tokens is {layout} faster than {bare}.", most=LONGEST, layout=layout,
+                   bare=bare)  # fmt: skip
+        yield Check("pcp", say("crossover"), FAILED, told)
         return
     ours, theirs = (_prefill_s(look, one, prompt) for one in (layout, bare))
-    yield Check("pcp", "crossover", PASSED if prompt >= at else FAILED,
-                f"From {at:,} tokens on a prompt is computed faster than without; the p95 prompt has {prompt:,} and "
-                f"takes {spoken(ours)} instead of {spoken(theirs)}.",
+    yield Check("pcp", say("crossover"), PASSED if prompt >= at else FAILED,
+                say("From {at:,} tokens on a prompt is computed faster than without; the p95 prompt has {tokens:,} and "
+                    "takes {time} instead of {without}.", at=at, tokens=prompt, time=spoken(ours),
+                    without=spoken(theirs)),
                 {"crossover_tokens": at, "prompt_tokens": prompt, "with_s": ours, "without_s": theirs})  # fmt: skip
 
 
@@ -65,14 +68,16 @@ def dcp_checks(look: Look) -> Iterator[Check]:
     device = case.hardware.device
     held = memory_plan(bare, case.spec, device.memory_bytes, settings, chip=chip_of(device.name))
     needed = look.in_flight * case.demand.tokens_each
-    yield Check("dcp", "resident tokens", PASSED if memory.kv_tokens >= needed else FAILED,
-                f"KV for {memory.kv_tokens:,} tokens instead of {held.kv_tokens:,}; {needed:,.0f} are resident at this "
-                f"load.", {"with": memory.kv_tokens, "without": held.kv_tokens, "needed": needed})  # fmt: skip
+    yield Check("dcp", say("resident tokens"), PASSED if memory.kv_tokens >= needed else FAILED,
+                say("KV for {tokens:,} tokens instead of {without:,}; {needed:,.0f} are resident at this load.",
+                    tokens=memory.kv_tokens, without=held.kv_tokens, needed=needed),
+                {"with": memory.kv_tokens, "without": held.kv_tokens, "needed": needed})  # fmt: skip
     ours, theirs = look.step_s(layout, prefill=False), look.step_s(bare, prefill=False)
     met = look.candidate.outcome("tpot") or look.candidate.outcome("answer_tokens")
     status = FAILED if met is not None and not met.met else PASSED
-    yield Check("dcp", "TPOT", status, f"A decode step of {look.seqs} answers takes {spoken(ours)} instead of "
-                f"{spoken(theirs)}: fewer keys to read, one more merge a layer.",
+    yield Check("dcp", say("TPOT"), status,
+                say("A decode step of {n} answers takes {time} instead of {without}: fewer keys to read, one more "
+                    "merge a layer.", n=look.seqs, time=spoken(ours), without=spoken(theirs)),
                 {"with_s": ours, "without_s": theirs})  # fmt: skip
 
 
@@ -84,17 +89,17 @@ def ep_checks(look: Look) -> Iterator[Check]:
     assert spec.moe is not None
     memory = look.candidate.memory
     experts = sum(rank.weights.get("experts", 0) for rank in memory.ranks) / len(memory.ranks) if memory else 0
-    yield Check("ep", "placement", PASSED, f"{spec.moe.num_experts} experts over {layout.ep} ranks: "
-                f"{spec.moe.num_experts / layout.ep:g} each, {experts / 1e9:.1f} GB of a rank's weights.",
+    yield Check("ep", say("placement"), PASSED,
+                say("{n} experts over {ep} ranks: {each:g} each, {size:.1f} GB of a rank's weights.",
+                    n=spec.moe.num_experts, ep=layout.ep, each=spec.moe.num_experts / layout.ep, size=experts / 1e9),
                 {"experts_per_rank": spec.moe.num_experts / layout.ep, "bytes": experts})  # fmt: skip
     shares = {}
     for name, prefill in (("decode", False), ("prefill", True)):
         parts = look.parts(prefill=prefill)
         shares[name] = parts.get("ep", 0.0) / sum(parts.values())
-    link = next((axis.link for axis in look.places.axes if axis.axis == "ep"), "")
-    yield Check("ep", "traffic", PASSED if max(shares.values()) <= MANY else FAILED,
-                f"On {link}, tokens to experts and back are {shares['decode']:.0%} of a decode step and "
-                f"{shares['prefill']:.0%} of a prefill step.", {"share": shares})  # fmt: skip
+    yield Check("ep", say("traffic"), PASSED if max(shares.values()) <= MANY else FAILED,
+                say("On {link}, tokens to experts and back are {decode:.0%} of a decode step and {prefill:.0%} of a "
+                    "prefill step.", link=look.link("ep"), **shares), {"share": shares})  # fmt: skip
     yield _imbalance(look)
 
 
@@ -103,19 +108,25 @@ def _imbalance(look: Look) -> Check:
     assert spec.moe is not None
     limit_s = _tpot_limit_s(look)
     most = _tolerated(look, limit_s) if limit_s else None
-    allowed = f"; the TPOT asked for allows {most:.2f}" if most else ""
     if not look.expert_load:
-        return Check("ep", "imbalance", NOT_MEASURED, "How unevenly the experts are asked was not measured: an even "
-                     f"load is assumed{allowed}.", {"tolerated": most},
-                     "labkit run with an ep layout: its steps tell the tokens of each expert")  # fmt: skip
+        told = say("How unevenly the experts are asked was not measured: an even load is assumed")
+        return Check("ep", say("imbalance"), NOT_MEASURED, _with_allowed(told, most), {"tolerated": most},
+                     say("labkit run with an ep layout: its steps tell the tokens of each expert"))  # fmt: skip
     if len(look.expert_load) != spec.moe.num_experts:
         raise ValueError(f"{len(look.expert_load)} expert loads for a model with {spec.moe.num_experts} experts.")
     found = imbalance(plain_placement(spec.moe.num_experts, layout.ep), look.expert_load)
     slower = _step_s(look, found) / _step_s(look, 1.0)
     ok = most is None or found <= most
-    return Check("ep", "imbalance", PASSED if ok else FAILED, f"The busiest rank's load is {found:.2f} times the mean "
-                 f"one's as measured: a decode step takes {slower:.2f} times as long{allowed}.",
+    told = say("The busiest rank's load is {found:.2f} times the mean one's as measured: a decode step takes "
+               "{slower:.2f} times as long", found=found, slower=slower)  # fmt: skip
+    return Check("ep", say("imbalance"), PASSED if ok else FAILED, _with_allowed(told, most),
                  {"imbalance": found, "slower": slower, "tolerated": most})  # fmt: skip
+
+
+def _with_allowed(told: str, most: float | None) -> str:
+    if not most:
+        return say("{told}.", told=told)
+    return say("{told}; the TPOT asked for allows {most:.2f}.", told=told, most=most)
 
 
 def _tpot_limit_s(look: Look) -> float | None:

@@ -9,6 +9,11 @@ the share of a prompt in what they add, t the time of a decode step at the mean 
     T = D + F
 solved by iteration. A benchmark that starts its c clients at once has a burst in front: there a prompt waits for half
 of the others. Written with operators only, so that the fit runs it over arrays of rows and a prediction over floats.
+
+Through p stages the requests go round as p micro-batches, and none overtakes another: behind a prompt all of them go at
+the pace of its chunks, so that it costs a round of l = chunks + p − 1 of their intervals instead of a decode's (the
+fill and drain of a pipeline; Narayanan et al. 2021). Of that it shares what other prompts use too: when each
+micro-batch takes a prompt along with probability w, slow rounds begin 1 + w (l − 1) times less often than prompts come.
 """
 
 from __future__ import annotations
@@ -38,6 +43,10 @@ class Loop:
     """Mean TTFT of clients that start together."""
     decoding: Any
     """Requests of a replica that decode, on average."""
+    own_s: Any = 0.0
+    """Of the TTFT: the steps that carry the prompt."""
+    step_s: Any = 0.0
+    """Between two plans while nobody prefills: what an arrival waits for is anywhere in it."""
 
 
 def larger(a: Any, b: Any) -> Any:
@@ -70,40 +79,75 @@ def prefill_work(prompt: Any, chunks: Any, prompts: Any, window: Any, decodes: A
     )  # fmt: skip
 
 
+def joined(arrivals: Any) -> Any:
+    """How many come together where one comes at all, of Poisson arrivals with that mean."""
+    return arrivals / (1 - _E ** (-arrivals))
+
+
+def _coming(
+    requests: Any, life: Any, through: Any, pause: Any, ended: Any, most: Any, stages: int, at_random: bool
+) -> tuple[Any, Any, Any]:
+    """(prompts while one passes all stages, while a micro-batch of decodes passes one, how many go together at most).
+
+    `ended`: answers that a round ends, be it a slow or a fast one."""
+    if stages == 1:
+        return requests / life * through, 0.0, most
+    if at_random:
+        return requests / life * through, requests / life * pause, requests * 1.0
+    return ended / stages, ended / stages, most
+
+
 def closed_loop(
     seconds: Seconds, *, prompt: Any, output: Any, requests: Any, budget: Any, window: Any, request_s: Any,
-    queue_share: Any, mixed: Any = 1.0, burst_share: Any = 0.0, wait_steps: Any = 0.0,
-    clump_share: Any = 0.0,
+    queue_share: Any, mixed: Any = 1.0, burst_share: Any = 0.0, wait_steps: Any = 0.0, clump_share: Any = 0.0,
+    interval: Seconds | None = None, stages: int = 1, at_random: bool = False,
 ) -> Loop:  # fmt: skip
-    """`requests`: in flight on a replica. `budget`: tokens of a step. `window`: the model's sliding window (or a number
-    above every context). `mixed`: 1 where chunks ride with decodes, 0 where prompts run alone. `burst_share`: of the
-    requests that start together (1 ÷ rounds of a benchmark that starts all its clients at once). `wait_steps`: for how
-    many steps an engine holds a prompt back for others to join it (TensorRT-LLM's batch_wait_timeout_iters).
+    """`seconds`: of a micro-batch's step through all stages; `interval`: until the next may follow it (the same without
+    stages). `requests`: in flight on a replica. `budget`: tokens of a step. `window`: the model's sliding window (or a
+    number above every context). `mixed`: 1 where chunks ride with decodes, 0 where prompts run alone. `burst_share`: of
+    the requests that start together (1 ÷ rounds of a benchmark that starts all its clients at once). `wait_steps`: for
+    how many steps an engine holds a prompt back for others to join it (TensorRT-LLM's batch_wait_timeout_iters).
     `clump_share`: where all answers are equally long, prompts that were taken together end and come back together: how
-    much of the largest possible batch they keep, 0 where lengths vary."""
+    much of the largest possible batch they keep, 0 where lengths vary. `at_random`: prompts come when they come, not
+    when a step has ended an answer; through stages a slow round ends no more answers than a fast one."""
     context = prompt + output / 2
-    chunks = -(-prompt // larger(budget - mixed * requests, budget / 8))
+    chunks = -(-prompt // larger(budget - mixed * requests / stages, budget / 8))
     most = larger(smaller(requests * 1.0, budget / prompt) // 1, 1.0)
 
-    def steps(prompts: Any, decodes: Any) -> Any:
-        return chunks * seconds(prefill_work(prompt, chunks, prompts, window, decodes, context))
+    def timed(work: StepWork) -> tuple[Any, Any]:
+        """(through all stages, until the next may follow)."""
+        through = seconds(work)
+        return through, interval(work) if interval is not None else through
 
-    together = request_s + steps(most, 0.0 * requests) * (requests / most + 1) / 2
+    def carrying(prompts: Any, decodes: Any) -> tuple[Any, Any]:
+        return timed(prefill_work(prompt, chunks, prompts, window, decodes / stages, context))
+
+    through, gap = carrying(most, 0.0 * requests)
+    together = request_s + through + (chunks - 1) * gap + chunks * gap * (requests / most - 1) / 2
     clump = 1 + clump_share * (most - 1)
-    decoding, prompts, life = requests * 1.0, clump, 0.0
+    decoding, prompts, life, sharing = requests * 1.0, clump, 0.0, 1.0
     for turn in range(_ITERATIONS):
-        step = seconds(decode_work(decoding, context, window))
-        own = steps(prompts, mixed * decoding)
-        added = larger(own - mixed * chunks * step, 0.0) / prompts
+        through, pause = timed(decode_work(decoding / stages, context, window))
+        step = larger(through, stages * pause)
+        each = smaller(prompts, most)  # of those that come together, in one step; the others' steps follow it
+        through, gap = carrying(each, mixed * decoding)
+        own, behind = through + (chunks - 1) * gap, chunks * (prompts / each - 1)
+        run, decodes = own + behind * gap, step + (chunks - 1 + behind) * pause
+        added = larger(run - mixed * decodes, 0.0) / prompts / sharing
         life = output * step + requests * added + own if turn == 0 else life
-        others = larger(requests - prompts, 0.0)
+        others = requests * 1.0 if at_random else larger(requests - prompts, 0.0)
         ahead = queue_share * smaller(others * added / life, 0.95)
         queue = own * ahead / (1 - ahead)
-        first = request_s + own + (0.5 + wait_steps) * step + queue
-        decode = (output - 1) * step + others * added * larger(life - first, 0.0) / life
+        first = request_s + own + (0.5 + wait_steps) * step / stages + queue
+        met = 1.0 if at_random else larger(life - first, 0.0) / life  # those that come during its prefill wait for it
+        decode = (output - 1) * step + others * added * met
         life = (life + first + decode) / 2
         decoding = larger(requests * decode / (first + decode), 1.0)
-        arrivals = larger(requests / life * own / chunks, 1e-6)
-        prompts = smaller(larger(arrivals / (1 - _E ** (-arrivals)), clump), most)
+        ended = decoding / (output - 1)
+        arrivals, coming, room = _coming(requests, life, through, pause, ended, most, stages, at_random)
+        sharing = 1 + (1 - _E ** (-coming)) * (chunks + stages - 2)
+        prompts = smaller(larger(joined(larger(arrivals, 1e-6)), clump), room)
     ttft = burst_share * larger(together, first) + (1 - burst_share) * first
-    return Loop(ttft, decode / (output - 1), ttft - (first - queue), added, together, decoding)
+    return Loop(
+        ttft, decode / (output - 1), ttft - (first - queue), added, together, decoding, own, step / stages
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """What a collective costs on a link: a latency floor and bytes over bandwidth, by topology, group and node crossing.
 
 t = latency + wire bytes ÷ bandwidth (the α–β model; Thakur, Rabenseifner, Gropp 2005), where wire bytes are what one
-rank sends with ring algorithms among n ranks. The slowest link that the group needs decides. A group of one is free.
+rank sends with ring algorithms among n ranks. The slowest link that the group needs decides: a ring over both sockets
+of a host goes once each way between them, and no part of it is faster than that. A group of one is free.
 Inside a node, engines have a kernel of their own for small all-reduces, without the launch of a library's: its latency
 is the engine's (`small_latency_s`), fitted in data/fitted.
 """
@@ -26,9 +27,12 @@ def wire_bytes(operation: str, num_bytes: float, degree: int) -> float:
     raise ValueError(f"{operation!r} is no collective: choose one of {', '.join(OPERATIONS)}.")
 
 
-def link_bandwidth(link: Link, degree: int, ranks_per_node: int = 1) -> float:
+def link_bandwidth(link: Link, operation: str, degree: int, ranks_per_node: int = 1) -> float:
     """Bytes a second of one rank of a group. On a mesh a group of n uses n − 1 of the links; between nodes each card
-    serves one ring, and a node has at most `lanes` of them."""
+    serves one ring, and a node has at most `lanes` of them. Between sockets a ring has the whole way; of an all-to-all
+    every rank of a side sends over it what is for the other side: n/2 · n/2 ÷ n of a rank's bytes, not (n − 1) ÷ n."""
+    if link.shared and operation == "all_to_all":
+        return link.bandwidth.value * (degree - 1) / (degree // 2 * -(-degree // 2))
     if link.mesh_links:
         return link.bandwidth.value * min(1.0, (degree - 1) / link.mesh_links)
     return link.bandwidth.value * min(max(1, ranks_per_node), link.lanes)
@@ -46,7 +50,7 @@ def seconds_on(
     latency = link.latency_s.value
     if small_latency_s is not None and link.kind in ("nvlink", "nvlink-pairs", "xgmi"):
         latency = min(latency, small_latency_s)
-    bandwidth = link_bandwidth(link, degree, ranks_per_node)
+    bandwidth = link_bandwidth(link, operation, degree, ranks_per_node)
     return latency + wire_bytes(operation, num_bytes, degree) / bandwidth
 
 

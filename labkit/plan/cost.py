@@ -104,7 +104,10 @@ class RooflineCost:
         ]
 
     def seconds(self, work: StepWork) -> float:
-        return self.constants.step_s + sum(stage(work) for stage in self._stages)
+        seconds = 0.0
+        for stage in self._stages:
+            seconds += stage(work)
+        return self.constants.step_s + seconds
 
     def interval(self, work: StepWork) -> float:
         return self.constants.step_s + max(stage(work) for stage in self._stages)

@@ -19,6 +19,7 @@ import numpy as np
 from labkit.load.lengths import UNBOUNDED_TOKENS
 from labkit.load.trace import TraceRow, read_trace
 from labkit.load.workload import Part, Workload, load_workload
+from labkit.said import say
 
 NUM_DRAWN = 2000
 """Requests drawn of a workload: their mean is within 2 % of the distribution's where lengths vary by as much as their
@@ -66,7 +67,9 @@ class Demand:
 
     @property
     def load(self) -> str:
-        return f"{self.rate:g} requests/s" if self.rate is not None else f"{self.concurrency} in flight"
+        if self.rate is not None:
+            return say("{rate:g} requests/s", rate=self.rate)
+        return say("{n} in flight", n=self.concurrency)
 
     def with_prompt(self, tokens: int) -> Demand:
         """The same traffic with prompts of another length."""

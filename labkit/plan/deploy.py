@@ -19,6 +19,7 @@ from labkit.plan.engine_words import SettingWords, setting_words
 from labkit.plan.pools_deploy import POOL_PORT, check_pools, router, transfer_words
 from labkit.plan.verify import Limits, Traffic, load_tests
 from labkit.plan.work import EngineSettings
+from labkit.said import said_by, say
 
 __all__ = ["ALL_ENGINES", "Command", "DeployFlags", "deploy_commands", "deploy_flags", "every_engine"]
 ALL_ENGINES = tuple(VERSIONS)
@@ -114,7 +115,7 @@ def every_engine(
         try:
             commands = [asdict(command) for command in deploy_commands(layout, model, settings, engine, **more)]
         except ValueError as error:
-            refused = str(error)
+            refused = said_by(error)
         found.append({"engine": engine, "name": ENGINE_NAMES[engine], "version": VERSIONS[engine],
                       "refused": refused, "commands": commands})  # fmt: skip
     return found
@@ -157,15 +158,17 @@ def _of_server(server: _Server, plan: _Plan) -> Iterator[Command]:
 def _check_nodes(server: _Server, size: int, num_nodes: int, plan: _Plan) -> None:
     layout, first = server.layout, server.first
     if first % plan.gpus_per_node or size % num_nodes:
-        raise LayoutError(
-            f"{layout} on GPUs {first} to {first + size - 1} takes unequal parts of {num_nodes} nodes of "
-            f"{plan.gpus_per_node}, and {ENGINE_NAMES[plan.engine]} wants as many GPUs of each."
-        )
+        raise LayoutError(say(
+            "{layout} on GPUs {first} to {last} takes unequal parts of {n} nodes of {each}, and {engine} wants as many "
+            "GPUs of each.", layout=layout, first=first, last=first + size - 1, n=num_nodes, each=plan.gpus_per_node,
+            engine=ENGINE_NAMES[plan.engine],
+        ))  # fmt: skip
     if plan.engine == "sglang" and layout.dp > 1 and not layout.attention_dp:
-        raise LayoutError(
-            f"SGLang keeps its data-parallel replicas on one node, and {layout} spans {num_nodes}: start a server on "
-            "each node and a router before them, or take attention data parallelism (ep over all ranks)."
-        )
+        raise LayoutError(say(
+            "SGLang keeps its data-parallel replicas on one node, and {layout} spans {n}: start a server on each node "
+            "and a router before them, or take attention data parallelism (ep over all ranks).", layout=layout,
+            n=num_nodes,
+        ))  # fmt: skip
 
 
 def _command(
@@ -221,7 +224,7 @@ def _check_spec(engine: str, layout: Layout, spec: ModelSpec) -> None:
     if engine == "vllm" and layout.dcp > 1 and layout.pcp == 1 and spec.mla is None:
         share = spec.num_heads // spec.num_kv_heads
         if share % layout.dcp:
-            raise LayoutError(
-                f"vLLM wants the query heads of a KV head ({share} in {spec.name}) to be a multiple of dcp, and "
-                f"{layout} has dcp {layout.dcp}."
-            )
+            raise LayoutError(say(
+                "vLLM wants the query heads of a KV head ({n} in {model}) to be a multiple of dcp, and {layout} has "
+                "dcp {dcp}.", n=share, model=spec.name, layout=layout, dcp=layout.dcp,
+            ))  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.layout import AnyLayout, Deployment, Layout, LayoutError
+from labkit.said import say
 
 ENGINES = ("vllm", "sglang")
 """That labkit starts by itself."""
@@ -57,7 +58,8 @@ def flags_of(engine: str, layout: Layout) -> DeployFlags:
         raise ValueError(f"There are no commands for {engine!r}; choose one of {', '.join(_TABLES)}.")
     name = ENGINE_NAMES[engine]
     if layout.ring:
-        raise LayoutError(f"{name} has no ring of KV over prefill-context ranks (it gathers): leave out +ring.")
+        raise LayoutError(say("{engine} has no ring of KV over prefill-context ranks (it gathers): leave out +ring.",
+                              engine=name))  # fmt: skip
     return _TABLES[engine](layout)
 
 
@@ -83,20 +85,21 @@ def _vllm(layout: Layout) -> DeployFlags:
 def _check_vllm(layout: Layout) -> None:
     inside = layout.tp * layout.pcp
     if layout.sp:
-        raise LayoutError("vLLM has no flag for sequence-parallel norms: leave out +sp.")
+        raise LayoutError(say("vLLM has no flag for sequence-parallel norms: leave out +sp."))
     if layout.dp > 1 and layout.ep > 1 and not layout.attention_dp:
-        raise LayoutError(
-            f"vLLM shares experts out over all its ranks of a stage, replicas included: with dp {layout.dp}, ep can be "
-            f"1 or {layout.dp * inside}, and {layout} has ep {layout.ep}."
-        )
+        raise LayoutError(say(
+            "vLLM shares experts out over all its ranks of a stage, replicas included: with dp {dp}, ep can be 1 or "
+            "{most}, and {layout} has ep {ep}.", dp=layout.dp, most=layout.dp * inside, layout=layout, ep=layout.ep,
+        ))  # fmt: skip
 
 
 def _vllm_notes(layout: Layout) -> tuple[str, ...]:
     if layout.dp == 1 or layout.ep > 1:
         return ()
     return (
-        "vLLM cuts experts over tp and dp together, so that its replicas step together; ours hold all experts each.",
-    )
+        say("vLLM cuts experts over tp and dp together, so that its replicas step together; ours hold all experts "
+            "each."),
+    )  # fmt: skip
 
 
 # ---- SGLang
@@ -123,22 +126,23 @@ def _sglang(layout: Layout) -> DeployFlags:
 
 def _check_sglang(layout: Layout) -> None:
     if layout.sp:
-        raise LayoutError("SGLang has no flag for sequence-parallel norms: leave out +sp.")
+        raise LayoutError(say("SGLang has no flag for sequence-parallel norms: leave out +sp."))
     if layout.pcp > 1 and layout.dcp > 1:
-        raise LayoutError(
-            f"SGLang shares KV out over tensor-parallel ranks only, and {layout} also over pcp: choose pcp or dcp."
-        )
+        raise LayoutError(say(
+            "SGLang shares KV out over tensor-parallel ranks only, and {layout} also over pcp: choose pcp or dcp.",
+            layout=layout,
+        ))  # fmt: skip
 
 
 def _sglang_notes(layout: Layout) -> tuple[str, ...]:
     notes = []
     if layout.pcp > 1:
-        notes.append(
-            f"SGLang counts its prefill-context ranks inside --tp-size (here {layout.tp} x {layout.pcp}) and cuts MLPs "
-            "over all of them; ours are cut over tp."
-        )
+        notes.append(say(
+            "SGLang counts its prefill-context ranks inside --tp-size (here {tp} x {pcp}) and cuts MLPs over all of "
+            "them; ours are cut over tp.", tp=layout.tp, pcp=layout.pcp,
+        ))  # fmt: skip
     if layout.attention_dp:
-        notes.append("Before 0.5.23 SGLang wrote --attn-dp-size N as --dp-size N --enable-dp-attention.")
+        notes.append(say("Before 0.5.23 SGLang wrote --attn-dp-size N as --dp-size N --enable-dp-attention."))
     return tuple(notes)
 
 
@@ -163,31 +167,32 @@ def _trtllm(layout: Layout) -> DeployFlags:
 
 def _check_trtllm(layout: Layout) -> None:
     if layout.sp:
-        raise LayoutError("TensorRT-LLM has no option for sequence-parallel norms: leave out +sp.")
+        raise LayoutError(say("TensorRT-LLM has no option for sequence-parallel norms: leave out +sp."))
     if layout.pcp > 1:
-        raise LayoutError(
+        raise LayoutError(say(
             "TensorRT-LLM's --cp_size is star or Helix attention, none of which shares a prompt out as pcp does: "
             "choose a layout without pcp."
-        )
+        ))  # fmt: skip
     if layout.dcp > 1:
-        raise LayoutError(
+        raise LayoutError(say(
             "TensorRT-LLM shares out the KV of decodes in Helix only, for latent attention on generation servers: "
             "choose a layout without dcp."
-        )
+        ))  # fmt: skip
     if layout.attention_dp and layout.tp > 1:
-        raise LayoutError(
-            f"TensorRT-LLM's attention data parallelism keeps whole attention on each GPU, and {layout} cuts it over "
-            f"tp {layout.tp}: the nearest that it has is dp{layout.dp * layout.tp}xep{layout.ep}."
-        )
+        raise LayoutError(say(
+            "TensorRT-LLM's attention data parallelism keeps whole attention on each GPU, and {layout} cuts it over "
+            "tp {tp}: the nearest that it has is {nearest}.", layout=layout, tp=layout.tp,
+            nearest=f"dp{layout.dp * layout.tp}xep{layout.ep}",
+        ))  # fmt: skip
 
 
 def _trtllm_notes(replicas: int) -> tuple[str, ...]:
     if replicas == 1:
         return ()
     return (
-        f"trtllm-serve has no replicas behind one port: these are {replicas} servers, and a balancer of yours goes "
-        "before their ports.",
-    )
+        say("trtllm-serve has no replicas behind one port: these are {n} servers, and a balancer of yours goes before "
+            "their ports.", n=replicas),
+    )  # fmt: skip
 
 
 # ---- all

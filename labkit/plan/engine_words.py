@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.layout import Layout
 from labkit.plan.work import EngineSettings
+from labkit.said import say
 
 KV_TYPES = {
     "vllm": {"fp8": "fp8"},
@@ -31,10 +32,10 @@ def setting_words(engine: str, settings: EngineSettings, layout: Layout) -> Sett
     """Raises ValueError with a sentence for a kind of KV cache that the engine has no word for."""
     words = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[engine](settings, layout)
     if settings.policy != "vllm":
-        words.notes.append(
-            f"The plan reckoned with the admission policy {settings.policy!r}; no production engine reserves for an "
-            "answer, so expect preemptions where KV is short."
-        )
+        words.notes.append(say(
+            "The plan reckoned with the admission policy '{policy}'; no production engine reserves for an answer, so "
+            "expect preemptions where KV is short.", policy=settings.policy,
+        ))  # fmt: skip
     return words
 
 
@@ -44,10 +45,10 @@ def _kv_type(engine: str, settings: EngineSettings) -> str:
         return ""
     known = KV_TYPES[engine]
     if settings.kv_cache_dtype not in known:
-        raise ValueError(
-            f"kv_cache_dtype {settings.kv_cache_dtype!r} has no word in {engine}'s commands here: give auto or "
-            f"{', '.join(known)}."
-        )
+        raise ValueError(say(
+            "kv_cache_dtype '{dtype}' has no word in {engine}'s commands here: give auto or {known}.",
+            dtype=settings.kv_cache_dtype, engine=engine, known=", ".join(known),
+        ))  # fmt: skip
     return known[settings.kv_cache_dtype]
 
 
@@ -85,7 +86,7 @@ def _sglang(settings: EngineSettings, layout: Layout) -> SettingWords:
         flags.append("--disable-radix-cache")
     if not settings.cuda_graphs:
         flags += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
-    note = (
+    note = say(
         "--mem-fraction-static is the share for weights and KV alone: activations and graphs come on top, so where it "
         "runs out of memory take a smaller one than vLLM's --gpu-memory-utilization."
     )
@@ -108,7 +109,7 @@ def _trtllm(settings: EngineSettings, layout: Layout) -> SettingWords:
     options: dict[str, Any] = {"enable_chunked_prefill": True, "kv_cache_config": cache}
     if not settings.cuda_graphs:
         options["cuda_graph_config"] = None
-    note = (
+    note = say(
         "free_gpu_memory_fraction is a share of what weights and activations leave, not of the whole memory: at the "
         "same number TensorRT-LLM keeps more KV than vLLM."
     )

@@ -3,7 +3,8 @@
 A device is a TOML file under data/hardware (or one of your own): memory, dense rates, link rates of one GPU in one
 direction, each with unit, origin and source. What a collective really reaches stands beside it in links.toml, fitted by
 `labkit.plan.fit_collectives`; where nothing was measured, the datasheet's rate times the share that was reached on the
-devices that were. The machine at hand is the file that `labkit calibrate` leaves, asked for as "here".
+devices that were; what joins a host's two CPU sockets stands in hosts.toml. The machine at hand is the file that
+`labkit calibrate` leaves, asked for as "here".
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ HOPPER_MATMUL = 821.2e12 / 989.4e12
 efficiencies are shares of the datasheet as fitted on Hopper, whose clock falls under full matrices."""
 SERVERS = {"nvswitch": "nvlink", "pairs": "nvlink", "pcie": "", "xgmi": "xgmi"}
 """How the GPUs of a node are joined → the kind of the fast link."""
+SHARED_FILES = ("links.toml", "hosts.toml")
+"""Under data/hardware, and no device."""
 _NAME = re.compile(r"(?:(\d{1,9})\s*[x×]\s*)?([a-z][a-z0-9-]{0,39})", re.IGNORECASE)
 
 
@@ -87,6 +90,8 @@ class Link:
     """Full mesh of so many links a GPU: a group of n uses n − 1 of them. 0: a switch."""
     lanes: int = 1
     """Between nodes: how many GPUs of a node have a network card of their own."""
+    shared: bool = False
+    """One way for all ranks of a side, as between the sockets of a host."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,10 @@ class Hardware:
     """Inside a node, beyond a fast group."""
     across: Link | None
     name: str = ""
+    sockets: Link | None = None
+    """Inside a node, from the GPUs of one CPU socket to those of the other; None: they hang under one."""
+    socket_group: int = 0
+    """How many neighbours hang under a socket."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -115,7 +124,14 @@ class Hardware:
             return self.across
         if self.fast and first // self.fast_group == last // self.fast_group:
             return self.fast
-        return self.inside
+        return self.sockets if self.sockets and self.between_sockets(ranks) else self.inside
+
+    def between_sockets(self, ranks: tuple[int, ...]) -> bool:
+        """Whether ranks of one node hang under both of its sockets."""
+        if self.sockets is None:
+            return False
+        first, last = (rank % self.gpus_per_node // self.socket_group for rank in (min(ranks), max(ranks)))
+        return first != last
 
 
 def hardware_dir() -> Path:
@@ -124,7 +140,7 @@ def hardware_dir() -> Path:
 
 def list_devices() -> list[str]:
     """Names of the devices under data/hardware, sorted."""
-    return sorted(path.stem for path in hardware_dir().glob("*.toml") if path.stem != "links")
+    return sorted(path.stem for path in hardware_dir().glob("*.toml") if path.name not in SHARED_FILES)
 
 
 def load_hardware(text: str, nodes: int = 1, link: str = "") -> Hardware:
@@ -197,7 +213,8 @@ def _read(file: Path, mtime_ns: int) -> dict[str, Any]:
         table = tomllib.loads(read_text(file, "hardware file"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file} is not valid TOML: {error}.") from None
-    if file.name != "links.toml" and not {"memory_bytes", "memory_bandwidth", "rates"} <= set(table.get("device", {})):
+    needed = {"memory_bytes", "memory_bandwidth", "rates"}
+    if file.name not in SHARED_FILES and not needed <= set(table.get("device", {})):
         raise ValueError(f"{file} needs a table [device] with memory_bytes, memory_bandwidth and rates.")
     return table
 
@@ -234,7 +251,31 @@ def _assemble(table: dict[str, Any], num_gpus: int, nodes: int, server: str, nam
         fast = Link("nvlink-pairs", *_values(fast)) if server == "pairs" else fast
     inside = _link(table, str(raw.get("inside", "pcie")), sources)
     across = _link(table, "network", sources) if nodes > 1 else None
-    return Hardware(device, num_gpus, nodes, fast_group, fast, inside, across, name)
+    sockets, socket_group = _between_sockets(str(raw.get("host", "")), inside, num_gpus // nodes)
+    return Hardware(device, num_gpus, nodes, fast_group, fast, inside, across, name, sockets, socket_group)
+
+
+def _between_sockets(host: str, inside: Link, num_gpus: int) -> tuple[Link | None, int]:
+    """What a ring gets between the sockets of such a host, and how many of a node's GPUs hang under one. Whose CPUs
+    they are is not known: the geometric mean of the makers', its residual the distance to either."""
+    file = hardware_dir() / "hosts.toml"
+    hosts = _read(file, file.stat().st_mtime_ns)
+    if not host:
+        return None, num_gpus
+    if host not in hosts or host == "sources":
+        known = ", ".join(name for name in hosts if name != "sources")
+        raise ValueError(f"host {host!r} is unknown: choose one of {known}, or leave it out where there is one socket.")
+    about = hosts[host]
+    group = max(int(about["gpus_per_socket"]), -(-num_gpus // int(about["sockets"])))
+    if num_gpus <= group:
+        return None, num_gpus
+    makers = [_parameter(given, hosts["sources"]) for given in about["between_sockets"].values()]
+    mean = math.exp(sum(math.log(each.value) for each in makers) / len(makers))
+    residual = max(abs(each.value / mean - 1) for each in makers)
+    between = Parameter(mean, "B/s", makers[0].origin, makers[0].source, residual)
+    bandwidth, message = (min(here, between, key=lambda each: each.value)
+                          for here in (inside.bandwidth, inside.message_bandwidth))  # fmt: skip
+    return Link("pcie-sockets", inside.latency_s, bandwidth, inside.message_latency_s, message, shared=True), group
 
 
 def _price(given: Any) -> float:

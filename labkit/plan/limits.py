@@ -18,6 +18,7 @@ from labkit.plan.case import Case, computed_prompt, cost_of_step, decode_work, p
 from labkit.plan.diagnose import Diagnosis
 from labkit.plan.findings import BANDWIDTH, COMMUNICATION, COMPUTE, KV, NONE, PARAMETERS, QUEUE
 from labkit.plan.objective import spoken_ms
+from labkit.said import in_turn, say
 
 INTERFERENCE = "interference"
 
@@ -47,7 +48,7 @@ def limit_of(case: Case, candidate: Candidate) -> Limit:
     """Of a layout that is legal."""
     fault = candidate.fault
     if not fault:
-        return Limit(NONE, "met", "", f"{candidate.layout} meets every wish.")
+        return Limit(NONE, "met", "", say("{layout} meets every wish.", layout=candidate.layout))
     if fault == "memory":
         held = bool(candidate.memory and candidate.memory.fits)
         return Limit(KV if held else PARAMETERS, "kv of one request" if held else "weights", "low", candidate.reason)
@@ -66,7 +67,8 @@ def _behind_queue(case: Case, candidate: Candidate) -> Limit:
     if candidate.queues and candidate.most_requests < seqs:
         return Limit(KV, "kv-full", "high", candidate.reason, figures)
     if candidate.queues or (case.demand.concurrency or 0) > seqs:
-        return Limit(QUEUE, "max_num_seqs", "high", f"{candidate.reason} Steps are full at {seqs} sequences.", figures)
+        full = say("Steps are full at {seqs} sequences.", seqs=seqs)
+        return Limit(QUEUE, "max_num_seqs", "high", in_turn(candidate.reason, full), figures)
     return Limit(QUEUE, "ranks busy", "high", candidate.reason, figures)
 
 
@@ -77,11 +79,12 @@ def _of_ttft(case: Case, candidate: Candidate) -> Limit:
     figures = {"alone_ms": alone_ms, "queue_ms": found.queue_ms}
     if alone_ms > outcome.limit:
         share = comm_share(case, candidate, prefill=True)
-        told = f"{candidate.layout}: a p95 prompt of {case.demand.long_prompt_tokens:,} tokens alone takes " \
-               f"{spoken_ms(alone_ms)} to its first token"  # fmt: skip
+        told = say("{layout}: a p95 prompt of {tokens:,} tokens alone takes {time} to its first token",
+                   layout=candidate.layout, tokens=case.demand.long_prompt_tokens,
+                   time=spoken_ms(alone_ms))  # fmt: skip
         if share >= DOMINANT:
-            return Limit(COMMUNICATION, "transfer", "low", f"{told}, {share:.0%} of it in collectives.", figures)
-        return Limit(COMPUTE, "prefill", "low", f"{told}.", figures)
+            return Limit(COMMUNICATION, "transfer", "low", _in_collectives(told, share), figures)
+        return Limit(COMPUTE, "prefill", "low", say("{told}.", told=told), figures)
     return _behind_queue(case, candidate)
 
 
@@ -94,15 +97,21 @@ def _of_tpot(case: Case, candidate: Candidate) -> Limit:
     figures = {"alone_ms": alone, "beside_ms": beside}
     if alone > limit_ms:
         share = comm_share(case, candidate, prefill=False)
-        told = f"{candidate.layout}: one answer alone takes {spoken_ms(alone)} a token"
+        told = say("{layout}: one answer alone takes {time} a token", layout=candidate.layout, time=spoken_ms(alone))
         if share >= DOMINANT:
-            return Limit(COMMUNICATION, "transfer", "low", f"{told}, {share:.0%} of it in collectives.", figures)
-        return Limit(BANDWIDTH, "decode", "low", f"{told}: every step reads the weights.", figures)
+            return Limit(COMMUNICATION, "transfer", "low", _in_collectives(told, share), figures)
+        return Limit(BANDWIDTH, "decode", "low", say("{told}: every step reads the weights.", told=told), figures)
     if beside <= limit_ms:
-        return Limit(COMPUTE, INTERFERENCE, "high", f"{candidate.layout}: decodes alone would take {spoken_ms(beside)} "
-                     "a token; prompts in the same steps make the rest.", figures)  # fmt: skip
-    return Limit(BANDWIDTH, "batch", "high", f"{candidate.layout}: {found.concurrency:.0f} answers at once take "
-                 f"{spoken_ms(beside)} a token, one alone {spoken_ms(alone)}.", figures)  # fmt: skip
+        told = say("{layout}: decodes alone would take {time} a token; prompts in the same steps make the rest.",
+                   layout=candidate.layout, time=spoken_ms(beside))  # fmt: skip
+        return Limit(COMPUTE, INTERFERENCE, "high", told, figures)
+    told = say("{layout}: {n:.0f} answers at once take {time} a token, one alone {alone}.", layout=candidate.layout,
+               n=found.concurrency, time=spoken_ms(beside), alone=spoken_ms(alone))  # fmt: skip
+    return Limit(BANDWIDTH, "batch", "high", told, figures)
+
+
+def _in_collectives(told: str, share: float) -> str:
+    return say("{told}, {share:.0%} of it in collectives.", told=told, share=share)
 
 
 def unloaded_ttft_ms(case: Case, candidate: Candidate) -> float:

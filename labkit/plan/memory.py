@@ -20,6 +20,7 @@ from labkit.plan import memory_terms as terms
 from labkit.plan.chips import HOPPER, Chip
 from labkit.plan.kv_groups import KvGroups, kv_groups
 from labkit.plan.work import EngineSettings
+from labkit.said import in_turn, say
 
 GB = 1e9
 
@@ -172,7 +173,7 @@ def memory_plan(
     for pool in pools_of(layout):
         refused = reasons_against(pool.layout, spec)
         if refused:
-            return _refused(layout, settings, " ".join(refused))
+            return _refused(layout, settings, in_turn(*refused))
         counted = list(_pool_ranks(pool.layout, spec, device_memory, settings, chip))
         least = min(counted, key=lambda each: each[2])
         plans.append(PoolPlan(pool, least[1], max(0, least[2])))
@@ -182,14 +183,14 @@ def memory_plan(
     tightest = min(serving, key=lambda plan: plan.kv_blocks)
     return MemoryPlan(
         layout, tuple(ranks), tightest.groups.block_bytes, 0 if problems else tightest.kv_blocks,
-        tightest.groups.block_size, not problems, " ".join(problems), tuple(plans), settings,
+        tightest.groups.block_size, not problems, in_turn(*problems), tuple(plans), settings,
     )  # fmt: skip
 
 
 def _refused(layout: AnyLayout, settings: EngineSettings, reason: str) -> MemoryPlan:
     empty = KvGroups(settings.block_size, 0, 1, 0, 0, 0)
     pools = tuple(PoolPlan(pool, empty, 0) for pool in pools_of(layout))
-    told = f"{layout} is not allowed: {reason}"
+    told = say("{layout} is not allowed: {reason}", layout=layout, reason=reason)
     return MemoryPlan(layout, (), 0, 0, settings.block_size, False, told, pools, settings)
 
 
@@ -274,16 +275,19 @@ def _problems(
     if plan.requests(longest):
         return
     fullest = min(ranks, key=lambda each: each.free)
-    where = f"rank {pool.first_rank + fullest.rank} of {pool.layout}" if len(ranks) > 1 else f"{pool.layout}"
-    head = (
-        f"{spec.name} does not fit {where}: weights {fullest.weight_bytes / GB:.1f} GB and "
-        f"{fullest.beside / GB:.1f} GB beside them (activations, workspace, graphs, communicators, reserve) of "
-        f"{device_memory / GB:.1f} GB leave "
-    )
+    where = say("rank {rank} of {layout}", rank=pool.first_rank + fullest.rank, layout=pool.layout)
+    head = {"model": spec.name, "where": where if len(ranks) > 1 else pool.layout, "memory": device_memory / GB,
+            "weights": fullest.weight_bytes / GB, "beside": fullest.beside / GB}  # fmt: skip
     if fullest.free < 0:
-        yield head + f"nothing: {-fullest.free / GB:.1f} GB too little. Share it over more ranks or take fewer bits."
+        yield say(
+            "{model} does not fit {where}: weights {weights:.1f} GB and {beside:.1f} GB beside them (activations, "
+            "workspace, graphs, communicators, reserve) of {memory:.1f} GB leave nothing: {lacking:.1f} GB too little. "
+            "Share it over more ranks or take fewer bits.", **head, lacking=-fullest.free / GB,
+        )  # fmt: skip
         return
-    yield head + (
-        f"{fullest.free / GB:.2f} GB for KV, {plan.kv_blocks:,} blocks, and a request of {longest:,} tokens needs "
-        f"{plan.groups.blocks(longest):,} with one kept empty."
-    )
+    yield say(
+        "{model} does not fit {where}: weights {weights:.1f} GB and {beside:.1f} GB beside them (activations, "
+        "workspace, graphs, communicators, reserve) of {memory:.1f} GB leave {free:.2f} GB for KV, {blocks:,} blocks, "
+        "and a request of {longest:,} tokens needs {needed:,} with one kept empty.", **head, free=fullest.free / GB,
+        blocks=plan.kv_blocks, longest=longest, needed=plan.groups.blocks(longest),
+    )  # fmt: skip

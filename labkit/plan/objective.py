@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.said import say
+
 PERCENTILES = ("mean", "p50", "p95", "p99")
 METRICS = ("ttft", "tpot", "answer_tokens", "server_tokens")
 SPELLED = {
     "ttft": "TTFT",
     "tpot": "TPOT",
-    "answer_tokens": "one answer's tokens/s",
-    "server_tokens": "the server's tokens/s",
+    "answer_tokens": say("one answer's tokens/s"),
+    "server_tokens": say("the server's tokens/s"),
 }
 
 
@@ -68,7 +70,9 @@ class PlanObjective:
         return ", ".join(said) or "no objective"
 
     def name(self, metric: str) -> str:
-        return f"{SPELLED[metric]} {self.percentile}" if metric in ("ttft", "tpot") else SPELLED[metric]
+        if metric not in ("ttft", "tpot"):
+            return SPELLED[metric]
+        return say("{metric} {percentile}", metric=SPELLED[metric], percentile=self.percentile)
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,15 @@ class Outcome:
             return math.inf if self.is_rate else 0.0
         return self.limit / self.value if self.is_rate else self.value / self.limit
 
+    @property
+    def sentence(self) -> str:
+        value, limit = amount(self.metric, self.value), phrase(self.metric, self.limit)
+        if self.met:
+            return say("{name} {value} meets {limit}", name=self.name, value=value, limit=limit)
+        return say("{name} {value} misses {limit}", name=self.name, value=value, limit=limit)
+
     def __str__(self) -> str:
-        verb = "meets" if self.met else "misses"
-        return f"{self.name} {amount(self.metric, self.value)} {verb} {phrase(self.metric, self.limit)}"
+        return str(self.sentence)
 
     def to_dict(self) -> dict[str, Any]:
         value = self.value if math.isfinite(self.value) else None
@@ -141,12 +151,14 @@ def judge(
 
 def amount(metric: str, value: float) -> str:
     if not math.isfinite(value):
-        return "without bound"
-    return f"{value:,.0f} tokens/s" if metric.endswith("tokens") else f"{spoken_ms(value)}"
+        return say("without bound")
+    return say("{n:,.0f} tokens/s", n=value) if metric.endswith("tokens") else spoken_ms(value)
 
 
 def phrase(metric: str, limit: float) -> str:
-    return f"{'at least' if metric.endswith('tokens') else 'at most'} {amount(metric, limit)}"
+    if metric.endswith("tokens"):
+        return say("at least {amount}", amount=amount(metric, limit))
+    return say("at most {amount}", amount=amount(metric, limit))
 
 
 def spoken_ms(value: float) -> str:

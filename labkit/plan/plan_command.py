@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.plan.shell import sentences
+from labkit.plan.strict_json import json_line
 
 if TYPE_CHECKING:
-    from labkit.layout import Layout
+    from labkit.layout import AnyLayout
     from labkit.plan.advise import Advice
     from labkit.plan.demand import Demand
     from labkit.plan.diagnose import Diagnosis
@@ -42,7 +42,9 @@ def plan(
     engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm or labkit.")] = "vllm",
     price: Annotated[float | None, typer.Option(help="$ per GPU and hour.")] = None,
     run: Annotated[str, typer.Option(help="A stored run, or last: diagnosed, its load and layout taken.")] = "",
-    layout: Annotated[str, typer.Option(help="What serves now; by default nothing (or the run's).")] = "",
+    layout: Annotated[
+        str, typer.Option(help="What serves now: tp2, or prefill:tp2,decode:tp2; by default nothing (or the run's).")
+    ] = "",
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a step, as the engine is set.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8: one byte a number.")] = "",
@@ -62,7 +64,7 @@ def plan(
                     "enable_prefix_caching": None if prefix_cache else False}  # fmt: skip
         found = given.advise(objective, {name: value for name, value in settings.items() if value is not None})
     if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+        typer.echo(json_line(found.to_json()))
         return
     from rich.console import Console
 
@@ -147,16 +149,11 @@ class Given:
         usual = EngineSettings(policy="labkit" if self.engine == "labkit" else "vllm")
         return replace(stored.settings() if stored else usual, **changed)
 
-    def _current(self, stored: PlannedFrom | None) -> Layout | None:
-        from labkit.layout import Layout
+    def _current(self, stored: PlannedFrom | None) -> AnyLayout | None:
+        from labkit.layout import read_layout
 
-        if ":" in self.layout:
-            raise ValueError(
-                f"--layout {self.layout}: a plan begins from one pool that serves now, such as tp2 or dp2xtp2; what "
-                "two pools do with this traffic says `labkit simulate`."
-            )
         if self.layout:
-            return Layout.parse(self.layout)
+            return read_layout(self.layout)
         return stored.layout() if stored else None
 
 

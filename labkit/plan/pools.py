@@ -19,6 +19,7 @@ from labkit.plan.chips import chip_of
 from labkit.plan.memory import MemoryPlan, memory_plan
 from labkit.plan.objective import spoken_ms
 from labkit.plan.predict import Prediction, predict_open
+from labkit.said import say
 
 if TYPE_CHECKING:
     from labkit.plan.checks import Check
@@ -61,10 +62,10 @@ def pool_candidate(case: Case, deployment: Deployment) -> Candidate:
         return Candidate(deployment, case.settings, True, False, False, lacking.reason, "memory", lacking)
     longest, least = case.demand.longest_tokens, min(plans, key=lambda plan: plan.kv_tokens)
     if least.kv_tokens < longest:
-        reason = (
-            f"{deployment}: the longest request has {longest:,} tokens, and a replica of {least.layout} holds KV for "
-            f"{least.kv_tokens:,}."
-        )
+        reason = say(
+            "{layout}: the longest request has {tokens:,} tokens, and a replica of {pool} holds KV for {held:,}.",
+            layout=deployment, tokens=longest, pool=least.layout, held=least.kv_tokens,
+        )  # fmt: skip
         return Candidate(deployment, case.settings, True, False, True, reason, "memory", least)
     found, _ = predict_pools(case, prefill, decode, plans[1])
     return judged(case, deployment, case.settings, plans[1], found)
@@ -133,7 +134,8 @@ def _at_rate(
     stay_s = (ttft["mean"] + demand.output_tokens * tpot["mean"]) / 1e3
     found = replace(
         first, ttft_ms=ttft, tpot_ms=tpot, requests_per_s=served, tokens_per_s=served * demand.output_tokens,
-        concurrency=rate * stay_s, kv_full=full, source=f"{first.source}; decode pool by its steps alone",
+        concurrency=rate * stay_s, kv_full=full,
+        source=say("{source}; decode pool by its steps alone", source=first.source),
     )  # fmt: skip
     return found, PoolFigures(rate, in_flight, handoff_s, link_use, rate / prefill_most)
 
@@ -162,13 +164,15 @@ def pool_checks(case: Case, candidate: Candidate) -> Iterator[Check]:
     assert isinstance(candidate.layout, Deployment) and candidate.memory is not None
     prefill, decode = (pool.layout for pool in candidate.layout.pools)
     _, figures = predict_pools(case, prefill, decode, candidate.memory)
-    yield Check("pd", "transfer", PASSED if figures.link_use < 1 else FAILED,
-                f"{spoken_ms(1e3 * figures.handoff_s)} to move the KV of {case.demand.prompt_tokens:,} tokens; the "
-                f"link is in use {figures.link_use:.0%} of the time.",
+    yield Check("pd", say("transfer"), PASSED if figures.link_use < 1 else FAILED,
+                say("{time} to move the KV of {tokens:,} tokens; the link is in use {share:.0%} of the time.",
+                    time=spoken_ms(1e3 * figures.handoff_s), tokens=case.demand.prompt_tokens, share=figures.link_use),
                 {"handoff_s": figures.handoff_s, "link_use": figures.link_use})  # fmt: skip
-    yield Check("pd", "pools", PASSED if figures.prefill_use < 1 else FAILED,
-                f"The prefill pool is busy {figures.prefill_use:.0%} of the time; {figures.in_flight:.0f} answers are "
-                f"in the decode pool, which holds {candidate.most_requests}.",
+    yield Check("pd", say("pools"), PASSED if figures.prefill_use < 1 else FAILED,
+                say("The prefill pool is busy {share:.0%} of the time; {n:.0f} answers are in the decode pool, which "
+                    "holds {most}.", share=figures.prefill_use, n=figures.in_flight, most=candidate.most_requests),
                 {"prefill_use": figures.prefill_use, "in_flight": figures.in_flight})  # fmt: skip
-    yield Check("pd", "handoff measured", NOT_MEASURED, "How fast this network really moves KV was not measured.",
-                {}, f"labkit run --layout {candidate.layout.slug}: its summary has the handoff's MiB/s")  # fmt: skip
+    yield Check("pd", say("handoff measured"), NOT_MEASURED,
+                say("How fast this network really moves KV was not measured."), {},
+                say("labkit run --layout {layout}: its summary has the handoff's MiB/s",
+                    layout=candidate.layout.slug))  # fmt: skip

@@ -15,6 +15,7 @@ from labkit.layout import Deployment, LayoutError
 from labkit.model.shapes import ModelSpec
 from labkit.plan.command_text import command_text, file_text, yaml_text
 from labkit.plan.engine_flags import ENGINE_NAMES
+from labkit.said import say
 
 POOL_PORT = 8100
 """Of the first pool's server; the others follow."""
@@ -34,10 +35,11 @@ def check_pools(engine: str, deployment: Deployment, spec: ModelSpec | None) -> 
     """Raises LayoutError for pools that the engine cannot join."""
     roles = [pool.role for pool in deployment.pools]
     if set(roles) != {"prefill", "decode"}:
-        raise LayoutError(
-            f"{ENGINE_NAMES[engine]} joins pools of prefill and decode only, and {deployment} has {', '.join(roles)}: "
-            "start a server for each pool and send long prompts to theirs at your own gateway."
-        )
+        raise LayoutError(say(
+            "{engine} joins pools of prefill and decode only, and {layout} has {roles}: start a server for each pool "
+            "and send long prompts to theirs at your own gateway.", engine=ENGINE_NAMES[engine], layout=deployment,
+            roles=", ".join(roles),
+        ))  # fmt: skip
     if engine == "vllm":
         _check_vllm(deployment, spec)
 
@@ -47,15 +49,15 @@ def _check_vllm(deployment: Deployment, spec: ModelSpec | None) -> None:
         if layout.dcp == 1:
             continue
         if spec is not None and spec.mla is None:
-            raise LayoutError(
-                f"vLLM hands KV over from pools with dcp for latent attention (MLA) only, and {spec.name} has none: "
-                f"leave dcp out of {layout}."
-            )
+            raise LayoutError(say(
+                "vLLM hands KV over from pools with dcp for latent attention (MLA) only, and {model} has none: leave "
+                "dcp out of {layout}.", model=spec.name, layout=layout,
+            ))  # fmt: skip
         if layout.dcp != max(layout.tp, layout.pcp):
-            raise LayoutError(
-                f"vLLM's NixlConnector wants dcp to be 1 or the larger of tp and pcp, and {layout} has dcp "
-                f"{layout.dcp}."
-            )
+            raise LayoutError(say(
+                "vLLM's NixlConnector wants dcp to be 1 or the larger of tp and pcp, and {layout} has dcp {dcp}.",
+                layout=layout, dcp=layout.dcp,
+            ))  # fmt: skip
 
 
 def transfer_words(engine: str, role: str, index: int) -> Transfer:
@@ -98,7 +100,8 @@ def router(engine: str, servers: Sequence[tuple[str, int]], port: int) -> tuple[
 
 def _install(package: str) -> str:
     name, version = package.split()
-    return f"pip install {name} nixl ({version} when this was written). Servers on other machines: their addresses."
+    return say("pip install {package} nixl ({version} when this was written). Servers on other machines: their "
+               "addresses.", package=name, version=version)  # fmt: skip
 
 
 def _trtllm_router(prefill: Sequence[int], decode: Sequence[int], port: int) -> tuple[str, tuple[str, ...]]:
@@ -108,5 +111,5 @@ def _trtllm_router(prefill: Sequence[int], decode: Sequence[int], port: int) -> 
     config = {"hostname": "127.0.0.1", "port": port, "backend": "pytorch",
               "context_servers": pool(prefill), "generation_servers": pool(decode)}  # fmt: skip
     text = file_text("trtllm-router.yaml", yaml_text(config))
-    note = "cache_transceiver_config takes max_tokens_in_buffer, too: at least the longest prompt is advised."
+    note = say("cache_transceiver_config takes max_tokens_in_buffer, too: at least the longest prompt is advised.")
     return text + command_text(["trtllm-serve", "disaggregated"], ["-c", "trtllm-router.yaml"]), (note,)

@@ -8,8 +8,7 @@ mean absolute errors, measured by leaving the model out (docs/predictions.md); w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from labkit.layout import Layout
 from labkit.model.shapes import ModelSpec
@@ -17,7 +16,8 @@ from labkit.plan.closed_loop import Loop, closed_loop
 from labkit.plan.cost import RooflineCost, step_cost
 from labkit.plan.engine_cost import engine_constants, error_bands
 from labkit.plan.hardware import Hardware
-from labkit.plan.work import EngineSettings, StepCost, StepWork
+from labkit.plan.work import EngineSettings, StepCost
+from labkit.said import say
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _NO_WINDOW = 1e9
@@ -46,35 +46,10 @@ class Prediction:
     band_tpot: float
 
 
-def step_seconds(cost: StepCost, layout: Layout) -> object:
-    """Seconds of a step as its requests see it. Through a pipeline, running requests are spread over pp micro-batches:
-    a decode comes round after pp intervals, and a chunk delays it by what it adds to one."""
-    if layout.pp == 1:
-        return cost.seconds
-
-    def seconds(work: StepWork) -> float:
-        share: Any = 1 / layout.pp
-        decodes = replace(
-            work, prefill_tokens=0, prefill_seqs=0, prefill_pairs=0, prefill_window_pairs=0, prefill_context=0,
-            decodes=work.decodes * share, decode_context=work.decode_context * share,
-            decode_window_context=work.decode_window_context * share, logits=work.decodes * share,
-        )  # fmt: skip
-        around = max(cost.seconds(decodes), layout.pp * cost.interval(decodes))
-        if not work.prefill_tokens:
-            return around
-        both = replace(
-            work, decodes=decodes.decodes, decode_context=decodes.decode_context,
-            decode_window_context=decodes.decode_window_context,
-        )  # fmt: skip
-        return around + cost.interval(both) - cost.interval(decodes)
-
-    return seconds
-
-
 def _source(cost: StepCost | None, engine: str) -> str:
     """Which cost model speaks."""
     fitted = cost is None or isinstance(cost, RooflineCost)
-    return f"roofline and collectives, fitted for {engine}" if fitted else "the step cost given"
+    return say("roofline and collectives, fitted for {engine}", engine=engine) if fitted else say("the step cost given")
 
 
 def _capacity(
@@ -99,15 +74,16 @@ def _capacity(
 def _loop(
     cost: StepCost, layout: Layout, spec: ModelSpec, settings: EngineSettings, engine: str, prompt: float,
     output: float, requests: float, rounds: int, version: str, wait_steps: float = 0.0,
-    exact_lengths: bool = False,
+    exact_lengths: bool = False, at_random: bool = False,
 ) -> Loop:  # fmt: skip
     constants = engine_constants(engine, spec, version)
     return closed_loop(
-        step_seconds(cost, layout), prompt=prompt, output=max(2.0, output), requests=max(1.0, requests),  # type: ignore[arg-type]
+        cost.seconds, prompt=prompt, output=max(2.0, output), requests=max(1.0, requests),
         budget=settings.max_num_batched_tokens, window=spec.sliding_window or _NO_WINDOW,
         request_s=constants.request_s + constants.request_token_s * prompt, queue_share=constants.queue_share,
         mixed=0.0 if engine == "sglang" else 1.0, burst_share=1 / rounds if rounds else 0.0,
         wait_steps=wait_steps, clump_share=constants.clump_share if exact_lengths else 0.0,
+        interval=cost.interval if layout.pp > 1 else None, stages=layout.pp, at_random=at_random,
     )  # fmt: skip
 
 
@@ -136,7 +112,7 @@ def predict_closed(
     rate = layout.dp * held / life
     return _prediction(
         loop, waiting, rate, output_tokens, concurrency, each > room, source, spec, hardware, engine,
-        burst_share=1 / rounds if rounds else 0.0,
+        burst_share=1 / rounds if rounds else 0.0, turns=each - held,
     )  # fmt: skip
 
 
@@ -153,7 +129,9 @@ def predict_open(
     low, high = 0.0, room
 
     def loop_at(requests: float) -> tuple[Loop, float]:
-        loop = _loop(cost, layout, spec, settings, engine, prompt_tokens, output_tokens, requests, 0, version)
+        loop = _loop(
+            cost, layout, spec, settings, engine, prompt_tokens, output_tokens, requests, 0, version, at_random=True
+        )
         return loop, max(requests, 1e-9) / (loop.ttft_s + (output_tokens - 1) * loop.tpot_s)
 
     loop, most = loop_at(room)
@@ -168,28 +146,50 @@ def predict_open(
     extra = max(0.0, waiting - loop.queue_s)
     return _prediction(
         loop, extra, min(own, most) * layout.dp, output_tokens, (low + high) / 2 * layout.dp, full, source, spec,
-        hardware, engine, random=True,
+        hardware, engine, at_random=min(own, most),
     )  # fmt: skip
 
 
 def _prediction(
     loop: Loop, waiting: float, rate: float, output: float, concurrency: float, full: bool, source: str,
-    spec: ModelSpec, hardware: Hardware, engine: str, *, burst_share: float = 0.0, random: bool = False,
+    spec: ModelSpec, hardware: Hardware, engine: str, *, burst_share: float = 0.0, at_random: float = 0.0,
+    turns: float = 0.0,
 ) -> Prediction:  # fmt: skip
+    """`at_random`: prompts a second that come to a replica of themselves; 0: in a closed loop. `turns`: how many
+    requests of a closed loop are ahead of one that waits for KV."""
     mean = loop.ttft_s + waiting
-    queue = loop.queue_s + waiting
+    queue = loop.queue_s + (0.0 if turns else waiting)
     ttft, tpot = {"mean": 1e3 * mean}, {"mean": 1e3 * loop.tpot_s}
-    prompts = max(0.0, (loop.decoding - 1)) * 1.0  # others' prompts that interrupt one answer
+    interrupted = _interrupted_s(loop, at_random, output)
     for name, share in PERCENTILES.items():
         if math.isinf(queue):
             ttft[name] = math.inf
-        elif share < 1 - burst_share:  # the queue's length is nearly memoryless
-            ttft[name] = 1e3 * (mean - queue - queue * math.log(1 - share / (1 - burst_share + 1e-9)))
+        elif share < 1 - burst_share:
+            turn = _NORMAL[name] * waiting / math.sqrt(turns) if turns else 0.0  # a wait of so many others' ends
+            late = (share - 0.5) * loop.step_s  # an arrival falls anywhere into a step
+            ttft[name] = 1e3 * (mean - queue + _queue_at(share / (1 - burst_share), queue, loop.own_s) + turn + late)
         else:
             ttft[name] = 1e3 * (waiting + 2 * loop.burst_s * (share - 1 + burst_share) / burst_share)
-        spread = _NORMAL[name] * math.sqrt(prompts) * loop.prefill_s / max(1.0, output - 1) * (1.0 if random else 0.5)
-        tpot[name] = 1e3 * (loop.tpot_s + spread)
+        tpot[name] = 1e3 * (loop.tpot_s + _NORMAL[name] * interrupted / max(1.0, output - 1))
     bands = error_bands(spec, hardware.device.name, engine)
     return Prediction(
-        ttft, tpot, rate, rate * output, concurrency, full, 1e3 * queue, source, bands[0], bands[1]
+        ttft, tpot, rate, rate * output, concurrency, full, 1e3 * (loop.queue_s + waiting), source, bands[0], bands[1]
     )
+
+
+def _interrupted_s(loop: Loop, at_random: float, output: float) -> float:
+    """Standard deviation of what others' prompts add to one answer. Of prompts that come at random as many meet it as
+    come in its life, Poisson, and it lives the longer for each; in a closed loop their number is nearly fixed."""
+    if not at_random:
+        return 0.5 * math.sqrt(max(0.0, loop.decoding - 1)) * loop.prefill_s
+    met = at_random * (loop.ttft_s + (output - 1) * loop.tpot_s)
+    return math.sqrt(met) * loop.prefill_s / (1 - min(0.95, at_random * loop.prefill_s))
+
+
+def _queue_at(share: float, queue: float, own: float) -> float:
+    """A percentile of the wait for others' prompts, whose mean is `queue`: its length is nearly memoryless; where it is
+    short, who finds another's prompt at work (mean ÷ (own + mean) of all, by the queue's equation) waits for anything
+    up to the whole of it."""
+    rest = max(1e-9, 1 - share)
+    found = queue / (own + queue) if own + queue > 0 else 0.0
+    return max(-queue * math.log(rest), own * (1 - rest / found) if found > rest else 0.0)

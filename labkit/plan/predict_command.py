@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from labkit.plan.shell import sentences
+from labkit.plan.strict_json import json_line
 
 
 def predict(
@@ -23,7 +23,7 @@ def predict(
         number, refused = predict_file(rows, out)
     if not as_json:
         typer.echo(f"{number} rows, {refused} refused: {out}")
-    typer.echo(json.dumps({"rows": number, "refused": refused, "out": str(out)}))
+    typer.echo(json_line({"rows": number, "refused": refused, "out": str(out)}))
 
 
 def register(app: typer.Typer) -> None:

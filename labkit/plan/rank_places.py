@@ -14,8 +14,9 @@ from labkit.layout import AXES, AnyLayout, Layout, StepShape, pools_of
 from labkit.layout.traffic import axis_traffic
 from labkit.model.shapes import ModelSpec
 from labkit.plan.hardware import Hardware, Link
+from labkit.said import say
 
-FAST, INSIDE, ACROSS = 0, 1, 2
+FAST, INSIDE, SOCKETS, ACROSS = range(4)
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class AxisPlace:
     link: str
     """The slowest that one of its groups needs."""
     reach: int
-    """0: inside a fast group; 1: inside a node; 2: between nodes."""
+    """0: inside a fast group; 1: inside a node; 2: between its CPU sockets; 3: between nodes."""
     decode_ops: int
     decode_bytes: int
     prefill_ops: int
@@ -56,11 +57,11 @@ def reach_of(hardware: Hardware, ranks: tuple[int, ...]) -> int:
         return ACROSS
     if hardware.fast is not None and first // hardware.fast_group == last // hardware.fast_group:
         return FAST
-    return INSIDE
+    return SOCKETS if hardware.between_sockets(ranks) else INSIDE
 
 
 def link_of(hardware: Hardware, reach: int) -> Link:
-    found = (hardware.fast, hardware.inside, hardware.across)[reach]
+    found = (hardware.fast, hardware.inside, hardware.sockets, hardware.across)[reach]
     return found or hardware.inside
 
 
@@ -108,10 +109,11 @@ def _problem(axes: list[AxisPlace]) -> str:
     for often in axes:
         for seldom in axes:
             if often.decode_ops > seldom.decode_ops > 0 and often.reach > seldom.reach:
-                return (
-                    f"{often.axis} speaks {often.decode_ops} times a decode step and crosses {often.link}, while "
-                    f"{seldom.axis} speaks {seldom.decode_ops} times and stays on {seldom.link}."
-                )
+                return say(
+                    "{often} speaks {n} times a decode step and crosses {slow}, while {seldom} speaks {m} times and "
+                    "stays on {fast}.", often=often.axis, n=often.decode_ops, slow=say(often.link), seldom=seldom.axis,
+                    m=seldom.decode_ops, fast=say(seldom.link),
+                )  # fmt: skip
     return ""
 
 

@@ -12,6 +12,7 @@ from labkit.layout.choices import simplicity
 from labkit.plan.candidates import Candidate
 from labkit.plan.case import Case
 from labkit.plan.objective import METRICS, Outcome, amount, phrase
+from labkit.said import say, with_commas
 
 GROUPS = {
     "illegal": "the model, or the engine, does not allow it",
@@ -43,15 +44,19 @@ def why_not(candidate: Candidate, chosen: Candidate | None) -> str:
     if candidate.fault or not group or chosen is None:
         return candidate.reason
     if group == "larger":
-        more = candidate.num_gpus - chosen.num_gpus
-        gpus = f"{more} GPU{'s' if more > 1 else ''}"
-        return f"{candidate.layout} meets every wish, with {gpus} more than {chosen.layout}."
+        gpus = num_gpus(candidate.num_gpus - chosen.num_gpus)
+        return say("{layout} meets every wish, with {gpus} more than {chosen}.", layout=candidate.layout, gpus=gpus,
+                   chosen=chosen.layout)  # fmt: skip
     if candidate.num_gpus < chosen.num_gpus:
-        return f"{candidate.layout} meets every wish on fewer GPUs, by another way to hold the model: more changes."
-    return (
-        f"{candidate.layout} meets every wish on as many GPUs; {chosen.layout} does it with fewer axes, without slow "
-        "links for frequent collectives, or with more of what was short."
-    )
+        return say("{layout} meets every wish on fewer GPUs, by another way to hold the model: more changes.",
+                   layout=candidate.layout)  # fmt: skip
+    return say("{layout} meets every wish on as many GPUs; {chosen} does it with fewer axes, without slow links for "
+               "frequent collectives, or with more of what was short.", layout=candidate.layout,
+               chosen=chosen.layout)  # fmt: skip
+
+
+def num_gpus(n: int) -> str:
+    return say("{n} GPU", n=n) if n == 1 else say("{n} GPUs", n=n)
 
 
 def grouped(layouts: Sequence[Candidate], chosen: Candidate | None) -> list[tuple[str, str, list[Candidate]]]:
@@ -102,20 +107,17 @@ def infeasible(case: Case, layouts: Sequence[Candidate]) -> Infeasible:
         held = [(outcome, one) for one in able if (outcome := one.outcome(metric)) is not None]
         if held and not any(outcome.met for outcome, _ in held):
             best, one = min(held, key=lambda row: (row[0].ratio, _plainness(row[1])))
-            return Infeasible(
-                metric,
-                f"No layout of {case.hardware.num_gpus} GPUs reaches {best.name} {phrase(metric, best.limit)} with "
-                f"this traffic; the nearest is {amount(metric, best.value)}, by {one.layout}.",
-                best, one.layout.slug, *nearest,
-            )  # fmt: skip
+            told = say("No layout of {n} GPUs reaches {wish} {limit} with this traffic; the nearest is {value}, by "
+                       "{layout}.", n=case.hardware.num_gpus, wish=best.name, limit=phrase(metric, best.limit),
+                       value=amount(metric, best.value), layout=one.layout)  # fmt: skip
+            return Infeasible(metric, told, best, one.layout.slug, *nearest)
     if all(outcome.met for outcome in near.outcomes):
-        told = f"{near.layout} meets the latencies, but {near.reason}"
+        told = say("{layout} meets the latencies, but {reason}", layout=near.layout, reason=near.reason)
         return Infeasible("kv", told, None, near.layout.slug, *nearest)
-    told = ", ".join(f"{outcome.name} {amount(outcome.metric, outcome.value)}" for outcome in near.outcomes)
-    return Infeasible(
-        "both", f"Each wish can be met, but no layout of {case.hardware.num_gpus} GPUs meets all of them together; the "
-        f"nearest is {near.layout}: {told}.", None, "", *nearest,
-    )  # fmt: skip
+    figures = (say("{wish} {value}", wish=one.name, value=amount(one.metric, one.value)) for one in near.outcomes)
+    told = say("Each wish can be met, but no layout of {n} GPUs meets all of them together; the nearest is {layout}: "
+               "{figures}.", n=case.hardware.num_gpus, layout=near.layout, figures=with_commas(figures))  # fmt: skip
+    return Infeasible("both", told, None, "", *nearest)
 
 
 def _plainness(one: Candidate) -> tuple[int, ...]:
@@ -127,11 +129,13 @@ def _nothing_serves(case: Case, layouts: Sequence[Candidate]) -> Infeasible:
     if tried:
         best = max(tried, key=lambda one: one.prediction.requests_per_s if one.prediction else 0.0)
         assert best.prediction is not None
-        return Infeasible("rate", f"No layout of {case.hardware.num_gpus} GPUs keeps up with {case.demand.load}; the "
-                          f"most is {best.prediction.requests_per_s:.3g} requests/s, by {best.layout}.", None,
-                          best.layout.slug, best.outcomes, best.layout.slug)  # fmt: skip
+        told = say("No layout of {n} GPUs keeps up with {load}; the most is {rate:.3g} requests/s, by {layout}.",
+                   n=case.hardware.num_gpus, load=case.demand.load, rate=best.prediction.requests_per_s,
+                   layout=best.layout)  # fmt: skip
+        return Infeasible("rate", told, None, best.layout.slug, best.outcomes, best.layout.slug)
     legal = [one for one in layouts if one.legal]
     most = max(legal, key=lambda one: (one.num_gpus, isinstance(one.layout, Layout) and one.grid.dp == 1), default=None)
-    why = most.reason if most else "no layout is legal"
-    return Infeasible("memory", f"{case.spec.name} does not fit {case.hardware.num_gpus} GPUs of "
-                      f"{case.hardware.device.title} in any layout: {why}")  # fmt: skip
+    why = most.reason if most else say("no layout is legal")
+    told = say("{model} does not fit {n} GPUs of {device} in any layout: {why}", model=case.spec.name,
+               n=case.hardware.num_gpus, device=case.hardware.device.title, why=why)  # fmt: skip
+    return Infeasible("memory", told)

@@ -17,6 +17,7 @@ from labkit.plan.case import Case
 from labkit.plan.findings import BANDWIDTH, COMPUTE, KV, QUEUE
 from labkit.plan.limits import Limit
 from labkit.plan.work import EngineSettings
+from labkit.said import say, with_commas
 
 STEP_BUDGETS = (512, 1024, 2048, 4096, 16384, 32768)
 MAX_SEQS = 1024
@@ -63,32 +64,37 @@ def other_remedies(case: Case, base: Candidate, limit: Limit) -> list[Remedy]:
 def _changes(case: Case, base: Candidate, limit: Limit) -> Iterator[tuple[str, dict[str, Any], str]]:
     now, q = base.settings, case.objective
     if case.demand.shared_tokens and not now.enable_prefix_caching and limit.resource in (QUEUE, COMPUTE):
-        yield "prefix cache", {"enable_prefix_caching": True}, (
-            f"{case.demand.shared_tokens:,} of a mean prompt's {case.demand.prompt_tokens:,} tokens are shared"
-        )
+        yield "prefix cache", {"enable_prefix_caching": True}, say(
+            "{shared:,} of a mean prompt's {tokens:,} tokens are shared", shared=case.demand.shared_tokens,
+            tokens=case.demand.prompt_tokens,
+        )  # fmt: skip
     if limit.cause == "max_num_seqs":
         for seqs in (2 * now.max_num_seqs, 4 * now.max_num_seqs):
             if seqs <= min(MAX_SEQS, now.max_num_batched_tokens):
-                yield "max_num_seqs", {"max_num_seqs": seqs}, "steps are full while KV has room"
+                yield "max_num_seqs", {"max_num_seqs": seqs}, say("steps are full while KV has room")
     if limit.resource in (COMPUTE, QUEUE, BANDWIDTH) and limit.load != "low" or limit.cause == "prefill":
         for budget in STEP_BUDGETS:
             smaller = budget < now.max_num_batched_tokens
             wants_smaller = limit.resource != QUEUE and q.tpot_ms is not None and limit.cause != "prefill"
             if budget >= now.max_num_seqs and budget != now.max_num_batched_tokens and smaller == wants_smaller:
                 yield "max_num_batched_tokens", {"max_num_batched_tokens": budget}, (
-                    "less of a prompt in one step" if smaller else "more of a prompt in one step"
+                    say("less of a prompt in one step") if smaller else say("more of a prompt in one step")
                 )
     if limit.resource == KV and now.gpu_memory_utilization < FULLER:
-        yield "gpu_memory_utilization", {"gpu_memory_utilization": FULLER}, "more of the memory for KV"
+        yield "gpu_memory_utilization", {"gpu_memory_utilization": FULLER}, say("more of the memory for KV")
 
 
 def _set(case: Case, base: Candidate, code: str, changes: dict[str, Any], why: str) -> Remedy:
     found = evaluate(case, base.grid, replace(base.settings, **changes))
-    said = ", ".join(f"{name} {value}" for name, value in changes.items())
+    setting = with_commas(f"{name} {value}" for name, value in changes.items())
     spare = found.does and all(outcome.ratio <= 1 - SPARE for outcome in found.outcomes)
-    barely = f"meets every wish by less than {SPARE:.0%}" if found.does else f"is not enough: {found.reason}"
-    verdict = "meets every wish" if spare else barely
-    return Remedy(code, "engine", spare, f"{said} ({why}) {verdict}", _figures(case, found), changes, found)
+    if spare:
+        told = say("{setting} ({why}) meets every wish", setting=setting, why=why)
+    elif found.does:
+        told = say("{setting} ({why}) meets every wish by less than {spare:.0%}", setting=setting, why=why, spare=SPARE)
+    else:
+        told = say("{setting} ({why}) is not enough: {reason}", setting=setting, why=why, reason=found.reason)
+    return Remedy(code, "engine", spare, told, _figures(case, found), changes, found)
 
 
 def _figures(case: Case, found: Candidate) -> dict[str, Any]:
@@ -119,8 +125,10 @@ def _shorter(case: Case, base: Candidate, limit: Limit) -> Remedy | None:
         return None
     fits = _largest(lambda n: evaluate(_with_prompt(case, n), base.grid, base.settings).does, 0, now)
     if not fits:
-        return Remedy("shorter input", "application", False, "No prompt is short enough for it.", {"prompt_tokens": 0})
-    sentence = f"Prompts of {fits:,} tokens on average instead of {now:,} would meet every wish on {base.layout}"
+        told = say("No prompt is short enough for it.")
+        return Remedy("shorter input", "application", False, told, {"prompt_tokens": 0})
+    sentence = say("Prompts of {fits:,} tokens on average instead of {now:,} would meet every wish on {layout}",
+                   fits=fits, now=now, layout=base.layout)  # fmt: skip
     return Remedy("shorter input", "application", True, sentence, {"prompt_tokens": fits, "now": now})
 
 
@@ -141,8 +149,8 @@ def _shared(case: Case, base: Candidate, limit: Limit) -> Remedy | None:
     least = now - _largest(does, 0, now - known)
     if least >= now:
         return None
-    found = f"{least / now:.0%} of a prompt found in the prefix cache (now {known / now:.0%})"
-    sentence = f"With {found} {base.layout} would do"
+    sentence = say("With {share:.0%} of a prompt found in the prefix cache (now {now:.0%}) {layout} would do",
+                   share=least / now, now=known / now, layout=base.layout)  # fmt: skip
     return Remedy("shared input", "application", True, sentence, {"shared": least / now, "now": known / now})
 
 
@@ -154,8 +162,9 @@ def _admission(case: Case, base: Candidate) -> Remedy | None:
     most = _largest(lambda n: n > 0 and evaluate(_at(case, n / scale), base.grid, base.settings).does, 0, now)
     if not most:
         return None
-    unit = "requests in flight" if demand.rate is None else "requests/s"
-    sentence = f"{base.layout} does up to {most / scale:g} {unit}: refuse or hold back what is beyond"
+    unit = say("requests in flight") if demand.rate is None else say("requests/s")
+    sentence = say("{layout} does up to {most:g} {unit}: refuse or hold back what is beyond", layout=base.layout,
+                   most=most / scale, unit=unit)  # fmt: skip
     return Remedy("admission", "application", True, sentence, {"most": most / scale, "now": now / scale, "unit": unit})
 
 
@@ -167,7 +176,7 @@ def _kv_in_bytes(case: Case, base: Candidate) -> Remedy | None:
     if base.settings.kv_cache_dtype != "auto":
         return None
     changes = {"kv_cache_dtype": "fp8"}
-    found = _set(case, base, "fp8 KV", changes, "one byte a number: check the answers' quality first")
+    found = _set(case, base, "fp8 KV", changes, say("one byte a number: check the answers' quality first"))
     return replace(found, by="quality")
 
 
@@ -180,7 +189,8 @@ def _same_again(case: Case, base: Candidate, limit: Limit) -> Remedy | None:
     if number is None:
         return None
     gpus = number * base.num_gpus
-    sentence = f"{number} servers of {base.layout} ({gpus} GPUs) with a router before them would do"
+    sentence = say("{n} servers of {layout} ({gpus} GPUs) with a router before them would do", n=number,
+                   layout=base.layout, gpus=gpus)  # fmt: skip
     return Remedy("more of the same server", "hardware", True, sentence, {"servers": number, "gpus": gpus})
 
 

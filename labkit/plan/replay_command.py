@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from labkit.plan.shell import sentences
+from labkit.plan.strict_json import json_line
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def replay(
 
         found = replay_files(requests, meta, gpus, engine)
     if as_json:
-        typer.echo(json.dumps(found, allow_nan=False))
+        typer.echo(json_line(found))
     else:
         _show(found)
 

@@ -23,8 +23,9 @@ from labkit.plan.pools import pool_candidates
 from labkit.plan.rank_places import place_ranks
 from labkit.plan.remedies import Remedy, engine_remedies
 from labkit.plan.verification import refused_by, verified
-from labkit.plan.walk import Path
+from labkit.plan.walk_path import Path
 from labkit.plan.work import EngineSettings
+from labkit.said import in_turn, say
 
 TRIED_WITH_SETTINGS = 3
 """Layouts of fewer GPUs than the one that does, nearest to the wishes, on which settings are tried too."""
@@ -95,7 +96,8 @@ def _failed_check(asked: Asked, path: Path, candidate: Candidate) -> tuple[str, 
     new = {axis for axis in path.axes if getattr(candidate.layout, axis) != getattr(asked.base.layout, axis)} | {"pd"}
     for check in all_checks(case, candidate, places):
         if check.axis in new and check.status == FAILED:
-            return "check", f"{candidate.layout} fails {check.axis}'s check of {check.name}: {check.sentence}"
+            return "check", say("{layout} fails {axis}'s check of {check}: {found}", layout=candidate.layout,
+                                axis=check.axis, check=check.name, found=check.sentence)  # fmt: skip
     return None
 
 
@@ -127,7 +129,7 @@ def _note_slower(slower: Slower, looked: Candidate) -> None:
 def _smaller_that_does(asked: Asked, path: Path, failed: Failed) -> Candidate | None:
     """Of the layouts with a step less of one axis, one that the prediction refuses and the simulator does not. Where
     the queue grows without end a few hundred requests are no answer: that is left to the prediction."""
-    if path.chosen is None or not isinstance(path.chosen.layout, Layout) or path.chosen is path.base:
+    if path.chosen is None or not isinstance(path.chosen.layout, Layout) or path.takes(path.base):
         return None
     for axis in path.axes:
         less = lowered(path.candidates, path.chosen.grid, axis)
@@ -156,7 +158,7 @@ def _marked(
             return passed[key]
         told = failed.get(key)
         if told is not None and told[1] != one.reason:
-            return replace(one, fault=one.fault or told[0], reason=f"{told[1]} {one.reason}".strip())
+            return replace(one, fault=one.fault or told[0], reason=in_turn(told[1], one.reason))
         return _as_slow_as_its_kind(one, (slower or {}).get(_kind(one.layout), 1.0))
 
     return [marked(one) for one in table]
@@ -166,7 +168,8 @@ def _as_slow_as_its_kind(one: Candidate, ratio: float) -> Candidate:
     tpot = one.outcome("tpot")
     if not one.does or tpot is None or tpot.value * ratio <= tpot.limit:
         return one
-    reason = f"{one.layout}: {tpot}, but layouts of its kind were simulated {ratio:.1f} times slower than predicted."
+    reason = say("{layout}: {figure}, but layouts of its kind were simulated {ratio:.1f} times slower than predicted.",
+                 layout=one.layout, figure=tpot.sentence, ratio=ratio)  # fmt: skip
     return replace(one, fault="tpot", reason=reason)
 
 
@@ -193,7 +196,10 @@ def _find(asked: Asked, table: list[Candidate], failed: Failed) -> Path:
 def _remedy_marked(remedy: Remedy, failed: Failed) -> Remedy:
     one = remedy.candidate
     told = failed.get((one.layout, one.settings)) if one else None
-    return replace(remedy, does=False, sentence=f"{remedy.sentence}, but not simulated: {told[1]}") if told else remedy
+    if told is None:
+        return remedy
+    sentence = say("{remedy}, but not simulated: {reason}", remedy=remedy.sentence, reason=told[1])
+    return replace(remedy, does=False, sentence=sentence)
 
 
 def _with_settings(
@@ -224,4 +230,5 @@ def _measured_to_fail(base: Candidate, diagnosis: Diagnosis | None) -> Failed:
     missed = next((outcome for outcome in diagnosis.outcomes if not outcome.met), None) if diagnosis else None
     if missed is None:
         return {}
-    return {(base.layout, base.settings): (missed.metric, f"{base.layout} was measured: {missed}.")}
+    told = say("{layout} was measured: {missed}.", layout=base.layout, missed=missed.sentence)
+    return {(base.layout, base.settings): (missed.metric, told)}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from labkit.plan.shell import sentences
+from labkit.plan.strict_json import json_line
 
 if TYPE_CHECKING:
     from labkit.plan.sim.asked import Asked
@@ -30,7 +30,7 @@ def simulate(
     trace: Annotated[str, typer.Option(help="A public trace instead (Azure, BurstGPT, Mooncake).")] = "",
     rate: Annotated[float | None, typer.Option(help="Requests per second; by default the load's own.")] = None,
     concurrency: Annotated[int, typer.Option(help="Closed loop with so many requests in flight.")] = 0,
-    num_requests: Annotated[int | None, typer.Option(help="How many; by default 1000, or the whole trace.")] = None,
+    num_requests: Annotated[int | None, typer.Option(help="How many; by default enough, or the whole trace.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Of the trace, or with --rate of the workload.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
     length_scale: Annotated[float, typer.Option(help="Multiply every length by this.")] = 1.0,
@@ -75,7 +75,7 @@ def simulate(
         )  # fmt: skip
         summary = _run(asked, as_json)
     if as_json:
-        typer.echo(json.dumps(summary, allow_nan=False))
+        typer.echo(json_line(summary))
     else:
         _show(summary)
 
@@ -107,6 +107,12 @@ def bar(values: list[float], most: float, columns: int = _COLUMNS) -> str:
     return "".join(BARS[min(8, round(max(span) / most * 8))] for span in spans)
 
 
+def _left_out(summary: dict[str, Any]) -> str:
+    if summary["concurrency"]:
+        return "neither the first of each client, on an empty server, nor the last, behind which none followed"
+    return "the first fifth came while the server filled"
+
+
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -124,6 +130,8 @@ def _show(summary: dict[str, Any]) -> None:
         f"{summary['requests_per_s']:.2f} requests/s, {summary['tokens_per_s']:,.0f} tokens/s"
         + (f", good {summary['attainment']:.1%}" if "attainment" in summary else "")
     )
+    if summary["counted"] < summary["completed"]:
+        console.print(f"Times of {summary['counted']:,} of them: {_left_out(summary)}.")
     if summary["shortened"]:
         console.print(f"{summary['shortened']:,} requests were longer than the model takes, and were cut to it.")
     if summary["refused"]:

@@ -250,7 +250,7 @@ def _axis_cost(
             rows = 1 if each.operation == "gather" and phase == "prefill" else _MANY
             bandwidth = link.message_bandwidth.value
             if each.operation != "isend":
-                bandwidth = link_bandwidth(link, degree, ranks_per_node)
+                bandwidth = link_bandwidth(link, each.operation, degree, ranks_per_node)
             seconds = share * each.count * wire_bytes(each.operation, each.bytes_each, degree) / bandwidth / rows
             if each.operation == "gather":
                 slope["logit"] = seconds if phase == "decode" else slope["logit"]

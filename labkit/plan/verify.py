@@ -14,6 +14,7 @@ from typing import Protocol
 
 from labkit.plan.command_text import command_text, file_text
 from labkit.plan.engine_flags import VERSIONS
+from labkit.said import say
 
 BEYOND = 10
 FEWEST = 100
@@ -54,10 +55,10 @@ def load_tests(
     if _TWO_NUMBERS.fullmatch(traffic.name):
         yield "vllm", VERSIONS["vllm"], text, ()
         return
-    note = (
-        f"All requests {traffic.prompt_tokens} tokens in and {traffic.output_tokens} out, the means: percentiles "
-        "differ from those of the workload, whose lengths vary."
-    )
+    note = say(
+        "All requests {prompt} tokens in and {answer} out, the means: percentiles differ from those of the workload, "
+        "whose lengths vary.", prompt=traffic.prompt_tokens, answer=traffic.output_tokens,
+    )  # fmt: skip
     yield "vllm", VERSIONS["vllm"], text, (note,)
 
 

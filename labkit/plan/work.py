@@ -12,9 +12,10 @@ from typing import Protocol
 POLICIES = ("labkit", "vllm")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepWork:
-    """One step of one replica, summed over its sequences."""
+    """One step of one replica, summed over its sequences. Nobody changes one; a frozen one takes several times as long
+    to make, and a simulator makes millions."""
 
     prefill_tokens: int = 0
     """New prompt tokens of all chunks."""

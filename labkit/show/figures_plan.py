@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.show.figures_panels import pattern
-from labkit.show.figures_style import COLOURS, HEIGHT, LINES, MARKERS, WARNING, compose, plotly
+from labkit.show.figures_style import COLOURS, HEIGHT, LINES, MARKERS, WARNING, compose, log_marks, plotly
 
 if TYPE_CHECKING:
     from labkit.plan.objective import PlanObjective
@@ -28,7 +28,7 @@ _TITLES = ("TTFT", "TPOT", "requests in the queue", "KV in use")
 def simulated_figure(
     results: Mapping[str, SimResult], objective: PlanObjective, title: str, predicted: str
 ) -> Any:
-    """Every simulated request's TTFT and TPOT, and the queue and the KV cache over time, a line a layout.
+    """TTFT and TPOT of the simulated requests that are judged, queue and KV cache over time, a line a layout.
 
     predicted: by what, for the badge.
     """
@@ -38,22 +38,24 @@ def simulated_figure(
     figure = make_subplots(rows=2, cols=2, subplot_titles=_TITLES, vertical_spacing=0.2, horizontal_spacing=0.1)
     for index, (label, result) in enumerate(results.items()):
         look = _look(index)
-        done = result.done
-        _add_share(figure, 1e3 * result.ttft_s[done], label, look, {"row": 1, "col": 1})
-        _add_share(figure, 1e3 * result.tpot_s[done], label, look, {"row": 1, "col": 2})
+        kept = result.steady()
+        _add_share(figure, 1e3 * result.ttft_s[kept], label, look, {"row": 1, "col": 1})
+        _add_share(figure, 1e3 * result.tpot_s[kept], label, look, {"row": 1, "col": 2})
         _add_series(figure, result.waiting.means(), result.waiting.span_s, label, look, {"row": 2, "col": 1})
         used = 100 * result.kv_blocks.means() / max(1, result.kv_total_blocks)
         _add_series(figure, used, result.kv_blocks.span_s, label, look, {"row": 2, "col": 2})
     for col, (limit, name) in enumerate(((objective.ttft_ms, "TTFT"), (_tpot_limit(objective), "TPOT")), 1):
-        figure.update_xaxes(title_text=f"{name}, ms", type="log", row=1, col=col)
+        times = [x for trace in figure.select_traces(row=1, col=col) for x in trace.x] + ([limit] if limit else [])
+        figure.update_xaxes(title_text=f"{name}, ms", type="log", **log_marks(times), row=1, col=col)
         figure.update_yaxes(title_text="requests within, %", range=[0, 102], row=1, col=col)
-        figure.update_xaxes(title_text="time, s", rangemode="tozero", row=2, col=col)
+        figure.update_xaxes(title_text="time, s", rangemode="tozero", tickformat=",.6~g", row=2, col=col)
         if limit is not None:
             figure.add_vline(limit, line={"color": WARNING, "width": 1}, row=1, col=col)
     figure.update_yaxes(title_text="requests", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(title_text="% of blocks", range=[0, 102], row=2, col=2)
-    asked = f"The thin line is what is asked: {objective}." if not objective.asks_nothing else ""
-    return compose(figure, title, [], height=2 * HEIGHT, predicted=predicted, notes=[asked] if asked else [])
+    notes = [f"The thin line is what is asked: {objective}."] if not objective.asks_nothing else []
+    notes.append("TTFT and TPOT without the requests that found the server empty, or nobody behind them.")
+    return compose(figure, title, [], height=2 * HEIGHT, predicted=predicted, notes=notes)
 
 
 def _tpot_limit(objective: PlanObjective) -> float | None:
@@ -146,11 +148,12 @@ def ratios_figure(
         shift = -0.12 if kind == "measured" else 0.12
         _add_ratios(figure, kind, {names.index(name) + shift: pair for name, pair in found.items()})
     figure.add_hline(1.0, line={"color": WARNING, "width": 1})
-    figure.update_yaxes(type="log", title_text="figure ÷ its limit")
+    ratios = [ratio for found in (measured, predicted) for pair in found.values() for ratio in pair]
+    figure.update_yaxes(type="log", title_text="figure ÷ its limit", **log_marks([1.0, *ratios]))
     figure.update_xaxes(tickvals=list(range(len(names))), ticktext=[name.replace(", ", ",<br>") for name in names],
                         range=[-0.5, len(names) - 0.5])  # fmt: skip
     return compose(figure, title, [], height=HEIGHT + 60, predicted=by, measured=where if measured else "",
-                   below=64,
+                   below=64, legend_rows=2,
                    notes=["Below the thin line the wish is met (tokens per second: limit ÷ figure)."])  # fmt: skip
 
 

@@ -7,6 +7,7 @@ imported when the first figure is drawn, never before.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -195,6 +196,24 @@ def compose(
         text = "<br>".join(footer)
         figure.add_annotation(text=text, xanchor="left", yanchor="top", **place, **look)
     return figure
+
+
+def log_marks(values: Iterable[float]) -> dict[str, Any]:
+    """tickvals and ticktext of a logarithmic axis, whole numbers written out: plotly's own leave out their size.
+
+    As coarse as leaves three marks: powers of ten, else 1-2-5, else every digit.
+    """
+    finite = [value for value in values if 0 < value < math.inf]
+    if not finite:
+        return {}
+    low, high = min(finite), max(finite)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 2, 5), range(1, 10)):
+        every = [digit * 10.0**power for power in powers for digit in digits]
+        marks = [mark for mark in every if low / 1.1 <= mark <= 1.1 * high]
+        if len(marks) >= 3:
+            break
+    return {"tickvals": marks, "ticktext": [f"{mark:,.10g}" for mark in marks]}
 
 
 def _add_head(figure: Any, title: str, subtitle: str, height: int, inner: int) -> None:

@@ -19,12 +19,14 @@ class Here(msgspec.Struct):
 
 
 class TrialRow(msgspec.Struct):
-    """A percentile, predicted of this very run and measured in it. Milliseconds."""
+    """A percentile, predicted of this very run and measured in it; None: there is no figure (yet). Milliseconds."""
 
     metric: str
     name: str
     predicted: float | None
-    band: float | None
+    low: float | None
+    """Predicted if every step were faster by what steps are known to."""
+    high: float | None
     measured: float | None
     n: int = 0
     limit: float | None = None
@@ -42,6 +44,9 @@ class Trial(msgspec.Struct):
     calibrated: bool
     """There is a prediction for this machine."""
     rows: list[TrialRow] = []
+    calibrated_at: str = ""
+    notes: list[str] = []
+    """What the calibration says against itself."""
 
 
 class PlannerFrame(msgspec.Struct):

@@ -15,7 +15,7 @@ from labkit.lab.live import LiveSession
 from labkit.load.workload import load_workload
 from labkit.measure.metrics import Objective
 from labkit.server.client import ServerError
-from labkit.show.from_snapshot import lab_of
+from labkit.show.from_snapshot import lab_of, remarks_of
 from labkit.show.looking import Looking
 from labkit.show.planner_frame import Here, PlannerFrame, Trial, TrialRow
 from labkit.show.planner_here import Expected, expect
@@ -27,6 +27,8 @@ WINDOW_S = 600.0
 USUAL = "chat"
 """What runs here when the plan is for two lengths or a trace: those are rarely of a size for the lab's models."""
 PERCENTILES = ("p50", "p95")
+LEAST = {"p50": 5, "p95": 20}
+"""Requests before a percentile is shown: with fewer, the p95 is the maximum."""
 
 
 class PlannerLab(Looking):
@@ -108,6 +110,7 @@ class PlannerLab(Looking):
         frame.position = int((snapshot["waiting_in_line"] or {}).get("position", 0))
         if self._asked is not None and self._here is not None:
             frame.trial = self._trial(snapshot, self._asked, self._here)
+            frame.quality = remarks_of(snapshot["quality"])
         return frame
 
     def _trial(self, snapshot: dict[str, Any], asked: tuple[str, str, float], here: Here) -> Trial:
@@ -117,8 +120,9 @@ class PlannerLab(Looking):
             measured = snapshot.get(f"{metric}_ms") or {}
             for name in PERCENTILES:
                 n = int(measured.get("n") or 0)
-                figure = expected.figures[f"{metric}_{name}"] if expected else None
-                band = expected.band if expected else None
-                rows.append(TrialRow(metric, f"{metric.upper()} {name}", figure, band, measured.get(name), n))
+                low, figure, high = expected.figures[f"{metric}_{name}"] if expected else (None, None, None)
+                seen = measured.get(name) if n >= LEAST[name] else None
+                rows.append(TrialRow(metric, f"{metric.upper()} {name}", figure, low, high, seen, n))
         n = max((row.n for row in rows), default=0)
-        return Trial(layout, here.model, workload, rate, snapshot["role"], 0, n, expected is not None, rows)
+        told = (expected.calibrated_at, list(expected.notes)) if expected else ("", [])
+        return Trial(layout, here.model, workload, rate, snapshot["role"], 0, n, expected is not None, rows, *told)

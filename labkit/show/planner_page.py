@@ -9,6 +9,7 @@ import traitlets
 
 from labkit.show.bundle import bundle
 from labkit.show.frame import to_message
+from labkit.show.i18n import in_parts
 from labkit.show.page import HERE, Ack, Hello, LivePage
 from labkit.show.planner_frame import PlannerFrame
 from labkit.show.planner_inputs import Inputs, options
@@ -26,6 +27,9 @@ class Source(Protocol):
 
     def plan(self) -> dict[str, Any]:
         """The newest of all layouts, {} before the first; the same object until it changes."""
+
+    def following(self) -> dict[str, Any] | None:
+        """The card of the newest plan's answer; None where the visitor looks at another layout."""
 
     def trial(self, layout: str) -> None:
         """Run it on the machine at hand; returns at once."""
@@ -69,12 +73,14 @@ class PlannerPage(LivePage):
         plan = self._source.plan()
         if plan is not self._shown:
             self._shown = plan
-            self.plan = to_message(plan)
+            self.plan = to_message(in_parts(plan))
+            if (card := self._source.following()) is not None:
+                self.card = to_message(in_parts(card))
         return frame
 
     def carry_out(self, wish: Any) -> None:
         if isinstance(wish, _Want):
-            self.card = to_message(self._source.card(wish))
+            self.card = to_message(in_parts(self._source.card(wish)))
         elif isinstance(wish, _Trial):
             self._source.trial(wish.layout)
         else:

@@ -40,6 +40,8 @@ class PlannerSource:
         self._moved_at = 0.0
         self._done: tuple[Any, ...] | None = None
         self._plan: dict[str, Any] = {}
+        self._planned_for: tuple[Any, ...] | None = None
+        """The question that the plan answers."""
         self._notice = ""
         self._thread: threading.Thread | None = None
         self._open = False
@@ -68,19 +70,35 @@ class PlannerSource:
         with self._changed:
             self._wanted, self._moved_at, self._notice = inputs, time.monotonic(), ""
             self._changed.notify()
+        return self._card(inputs, case)
+
+    def following(self) -> dict[str, Any] | None:
+        """The answer's card, for a visitor who looks at no layout of his own choice; None for one who does."""
+        inputs = self._wanted
+        return self._card(inputs, case_of(inputs)) if inputs is not None and not inputs.layout else None
+
+    def _card(self, inputs: Inputs, case: Case) -> dict[str, Any]:
         layout = self._looked_at(inputs, case)
         candidate = look(self._as_chosen(case, layout), layout)
         return {
             "n": inputs.n,
-            "candidate": candidate.to_dict(),
+            "candidate": self._planned(inputs, candidate.layout.slug) or candidate.to_dict(),
             "percentile": inputs.percentile,
-            "commands": self._commands(case, candidate, inputs) if candidate.legal else [],
+            "commands": self._commands(case, candidate, inputs) if candidate.fits else [],
         }
 
+    def _planned(self, inputs: Inputs, slug: str) -> dict[str, Any] | None:
+        """The layout as the plan has it, which may have simulated it; None before there is one for these inputs."""
+        if self._planned_for != question_of(inputs):
+            return None
+        return next((row for row in self._plan["layouts"] if row["layout"] == slug), None)
+
     def _looked_at(self, inputs: Inputs, case: Case) -> AnyLayout | None:
-        """The one that was asked for; else the answer, as far as it is known and these GPUs have it."""
+        """The one that was asked for; else the answer, or what comes nearest, as far as it is known and these GPUs have
+        it."""
         chosen = (self._plan.get("chosen") or {}).get("layout", "")
-        for slug in (inputs.layout, chosen):
+        nearest = (self._plan.get("infeasible") or {}).get("nearest_layout", "")
+        for slug in (inputs.layout, chosen, nearest):
             if slug and (layout := read_layout(slug)).world_size <= case.hardware.num_gpus:
                 return layout
         return None
@@ -116,7 +134,7 @@ class PlannerSource:
             with self._changed:
                 self._done = question_of(inputs)
                 if found is not None and self._wanted is not None and question_of(self._wanted) == self._done:
-                    self._plan = found | {"n": self._wanted.n}
+                    self._plan, self._planned_for = found | {"n": self._wanted.n}, self._done
 
     def _next(self) -> Inputs | None:
         """The newest question, once nothing has moved for a while; None: ask again."""

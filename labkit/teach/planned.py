@@ -17,7 +17,7 @@ from labkit.plan.diagnose import Diagnosis
 from labkit.plan.objective import Outcome, PlanObjective, judge, spoken_ms
 from labkit.plan.reasons import grouped
 from labkit.plan.simulate import SimResult
-from labkit.plan.verification import simulated, steady_percentiles
+from labkit.plan.verification import simulated, steady_percentiles, tokens_per_s
 from labkit.teach.html import Table
 from labkit.teach.lesson import Lesson
 from labkit.teach.sidebyside import Row
@@ -134,10 +134,9 @@ def simulate_layouts(advice: Advice, *slugs: str, alike: bool = False) -> dict[s
 
 
 def simulated_outcomes(advice: Advice, result: SimResult) -> list[Outcome]:
-    """The wishes held against a simulation, the first fifth of its requests left out."""
+    """The wishes held against a simulation, those of its requests left out that came while the server filled."""
     steady = steady_percentiles(result)
-    tokens = float(result.output_tokens[result.done].sum()) / max(result.span_s, 1e-9)
-    return judge(advice.case.objective, steady["ttft_ms"], steady["tpot_ms"], tokens)
+    return judge(advice.case.objective, steady["ttft_ms"], steady["tpot_ms"], tokens_per_s(result))
 
 
 def worst_ratio(outcomes: Sequence[Outcome]) -> float:

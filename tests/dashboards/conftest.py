@@ -60,8 +60,7 @@ def _is_local(url: str) -> bool:
     return url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:", "about:"))
 
 
-@pytest.fixture
-def visit(browser: Browser) -> Iterator:
+def _visits(browser: Browser) -> Iterator:
     """visit(width=1440, …) → a `Visitor` in a context of its own."""
     contexts: list[BrowserContext] = []
 
@@ -74,6 +73,11 @@ def visit(browser: Browser) -> Iterator:
     yield make
     for context in contexts:
         context.close()
+
+
+visit = pytest.fixture(_visits, name="visit")
+lasting_visit = pytest.fixture(_visits, name="lasting_visit", scope="module")
+"""For pages that the tests of a module share."""
 
 
 # ---- one lab server and one Voila for all tests of whole pages

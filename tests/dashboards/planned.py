@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 from labkit.show.frame import to_message
+from labkit.show.i18n import in_parts
 from labkit.show.planner_frame import Here, PlannerFrame, Trial, TrialRow
 from labkit.show.planner_inputs import Inputs, options
-from labkit.show.planner_source import PlannerSource, plan_of
+from labkit.show.planner_source import PlannerSource, plan_of, question_of
 
 CASES = {
     "two gpus": Inputs(n=1, model="llama-3.1-8b", num_gpus=2),
@@ -23,8 +25,15 @@ def planned(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     inputs = CASES[name]
     plan = plan_of(inputs) | {"n": inputs.n, "took_s": 0.0}
     source = PlannerSource()
-    source._plan = plan
-    return to_message(plan), to_message(source.card(inputs)), options()
+    source._plan, source._planned_for = plan, question_of(inputs)
+    return to_message(in_parts(plan)), to_message(in_parts(source.card(inputs))), options()
+
+
+def in_english(told: Any) -> str:
+    """A sentence in parts, as the page is to show it."""
+    if isinstance(told, str):
+        return told
+    return re.sub(r"\{(\w+)\}", lambda place: in_english(told["of"][place[1]]), told["said"])
 
 
 def frame(trial: Trial | None = None, here: bool = True) -> PlannerFrame:
@@ -36,8 +45,9 @@ def trial(calibrated: bool = True) -> Trial:
     figures = {"ttft": (180.0, 640.0, 196.0, 702.0), "tpot": (21.0, 33.0, 20.2, 39.5)}
     rows = [
         TrialRow(metric, f"{metric.upper()} {name}", values[at] if calibrated else None,
-                 0.12 if calibrated else None, values[at + 2], 84)
+                 values[at] * 0.8 if calibrated else None, values[at] * 1.3 if calibrated else None, values[at + 2], 84)
         for metric, values in figures.items()
         for at, name in enumerate(("p50", "p95"))
     ]  # fmt: skip
-    return Trial("tp2", "lab-30m", "chat", 2.0, "running", 0, 84, calibrated, rows)
+    told = ("2026-03-01T10:00:00+00:00", ["Others had 0.72 of 2 cores."]) if calibrated else ("", [])
+    return Trial("tp2", "lab-30m", "chat", 2.0, "running", 0, 84, calibrated, rows, *told)

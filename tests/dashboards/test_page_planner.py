@@ -14,9 +14,10 @@ from voila_server import VoilaServer
 pytestmark = [pytest.mark.browser, pytest.mark.engine]
 
 
-@pytest.fixture
-def page(voila: VoilaServer, visit: Any) -> Any:
-    visitor = visit()
+@pytest.fixture(scope="module")
+def page(voila: VoilaServer, lasting_visit: Any) -> Any:
+    """One kernel for both tests: what the first leaves set, the second sets itself."""
+    visitor = lasting_visit()
     made = visitor.page
     made.visitor = visitor
     made.goto(voila.page("planner.ipynb"), wait_until="commit")
@@ -47,6 +48,15 @@ def test_a_visitor_goes_from_a_model_to_a_command(page: Page) -> None:
     assert page.locator('[data-panel="front"] .lk-dot').count() > 1
     assert "vllm serve llama-3.1-8b" in text(page, "deploy")
 
+    page.get_by_label("Model", exact=True).select_option("llama-3.1-70b")
+    page.get_by_label("GPUs, all nodes").select_option("4")
+    planned(page)
+    page.locator('[data-panel="answer"]', has_text="the smallest that does what is asked").wait_for(timeout=10_000)
+    assert "TP4" in text(page, "answer"), "at once there was the answer of before, which does not hold it"
+    page.get_by_label("Model", exact=True).select_option("llama-3.1-8b")
+    page.get_by_label("GPUs, all nodes").select_option("2")
+    planned(page)
+
     before = text(page, "percentiles"), page.locator('[data-panel="percentiles"] svg').text_content()
     page.locator("input[data-input=rate]").focus()
     for _ in range(8):
@@ -69,7 +79,7 @@ def test_a_visitor_goes_from_a_model_to_a_command(page: Page) -> None:
     assert page.get_by_label("A Hugging Face config.json").input_value() == '{"model_type": "llama"'
     page.get_by_role("button", name="Use the model above").click()
     planned(page)
-    assert page.locator('[data-banner="notice"]').count() == 0
+    page.locator('[data-banner="notice"]').wait_for(state="detached", timeout=10_000)
     assert audit(page) == [] and page.visitor.errors == [] and page.visitor.strangers == []
 
 

@@ -8,7 +8,7 @@ from tiny_config import read
 from labkit.layout import Layout, check_layout, kv_bytes_per_token, rank_memory, weight_slices
 from labkit.model.aliases import find_alias
 from labkit.model.sizes import checkpoint_bytes, weights_by_part
-from labkit.model.spec import ConfigError, Quantization, list_models, load_spec, with_precision
+from labkit.model.spec import ConfigError, Quantization, list_models, load_spec, model_dir, with_precision
 
 # Bytes of all tensors, as each model's model.safetensors.index.json says (metadata.total_size) or as counted over its
 # published files by others: deepseek-v3 and kimi-k2.5 are sizes of the files.
@@ -167,6 +167,15 @@ def test_a_name_without_shapes_is_still_unknown() -> None:
     assert find_alias("openai/gpt-5", list_models()) is None
     with pytest.raises(FileNotFoundError, match="There is no model 'openai/gpt-5'"):
         load_spec("openai/gpt-5")
+
+
+def test_an_unknown_name_is_told_its_nearest_and_where_all_are() -> None:
+    with pytest.raises(FileNotFoundError) as told:
+        load_spec("meta/Llama-3.1-9B")
+    sentence = str(told.value)
+    assert "llama-3.1-8b" in sentence and "mixtral" not in sentence and str(model_dir("lab-5m").parent) in sentence
+    with pytest.raises(FileNotFoundError, match=f"one of the {len(list_models())} names that are listed in"):
+        load_spec("nothing-alike-at-all")
 
 
 def test_planned_families_are_refused_by_the_engine_with_a_sentence() -> None:

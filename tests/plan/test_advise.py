@@ -218,3 +218,17 @@ def test_a_choice_does_not_rest_on_groups_that_were_never_measured():
     found = planned(model="qwen3-32b", gpus="8xh200", workload="4096/256", rate=4.0,
                     objective=PlanObjective(ttft_ms=1000, tpot_ms=40))  # fmt: skip
     assert found.chosen is not None and like_those_measured(found.chosen.grid)
+
+
+def test_what_the_simulator_has_looked_at_is_still_what_was_found():
+    """A setting that does it, and a base that does, are told as such after the simulation too."""
+    spec, hardware = load_spec("deepseek-v3"), load_hardware("8xh200")
+    asked = PlanObjective(ttft_ms=1000, tpot_ms=50)
+    by_setting = advise(spec, hardware, read_demand("2048/256", rate=4.0), asked, verify=True)
+    assert by_setting.kind == "settings" and by_setting.chosen is not None and by_setting.chosen.verified
+    answers = {question.code: question.answer for question in by_setting.walk}
+    assert answers["settings"] == "yes" and answers["dp"] == answers["pd"] == "not asked"
+
+    easy = advise(load_spec("llama-3.1-8b"), load_hardware("2xh200"), read_demand("2048/256", rate=4.0), asked)
+    assert easy.kind == "as it is" and easy.chosen is not None and easy.chosen.verified
+    assert {question.answer for question in easy.walk if question.code in ("settings", "tp", "dp")} == {"not asked"}

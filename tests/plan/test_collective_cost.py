@@ -74,3 +74,57 @@ def test_large_messages_against_the_profiles(file: str, degree: int, name: str) 
     found = [collective_seconds(hardware, "all_reduce", s.num_bytes, tuple(range(degree))) for s in large]
     errors = [abs(seconds / s.seconds - 1) for seconds, s in zip(found, large, strict=True)]
     assert sum(errors) / len(errors) < 0.25
+
+
+def bus_bandwidth(gpus: str, num_ranks: int, num_bytes: float) -> float:
+    """As nccl-tests tells it: wire bytes of a ring over the time."""
+    seconds = collective_seconds(load_hardware(gpus), "all_reduce", num_bytes, tuple(range(num_ranks)))
+    return wire_bytes("all_reduce", num_bytes, num_ranks) / seconds
+
+
+def test_a_ring_over_both_sockets_is_as_fast_as_the_way_between_them() -> None:
+    eight = load_hardware("8xa100-pcie")
+    assert eight.sockets is not None and eight.inside.bandwidth.value > 1.5 * eight.sockets.bandwidth.value
+    assert eight.link((0, 1, 2, 3)) is eight.inside and eight.link((4, 7)) is eight.inside
+    assert eight.link(tuple(range(8))) is eight.link((3, 4)) is eight.sockets
+    assert load_hardware("4xa100-pcie").sockets is None  # they hang under one
+    sixteen = load_hardware("16xa100-pcie", nodes=2)
+    assert sixteen.link((8, 11)) is sixteen.inside and sixteen.link((11, 12)) is sixteen.sockets
+    assert sixteen.link((7, 8)).kind == "network"
+    assert load_hardware("8xh100").link(tuple(range(8))).kind == "nvlink"
+    pairs = load_hardware("8xa100-pairs")
+    assert [pairs.link(ranks).kind for ranks in ((0, 1), (1, 2), (3, 4))] == ["nvlink-pairs", "pcie", "pcie-sockets"]
+    without = load_hardware("8xrtx4090")  # its messages go through the host's memory anyway, and are slower than that
+    assert without.sockets is not None and without.sockets.bandwidth.value == without.inside.bandwidth.value
+
+
+def test_between_sockets_an_all_to_all_has_less_than_a_ring() -> None:
+    link = load_hardware("8xa100-pcie").sockets
+    assert link is not None
+    seconds = seconds_on(link, "all_to_all", 1e9, 8) - link.latency_s.value
+    assert seconds == pytest.approx(4 * 1e9 / 2 / link.bandwidth.value)  # half of what each of four ranks sends
+    assert seconds > 2 * (seconds_on(link, "reduce_scatter", 1e9, 8) - link.latency_s.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_ranks", "num_bytes", "measured"),
+    [
+        # voipmonitor/rtx6kpro hardware/pcie-bandwidth.md: two EPYC Turin with 8 channels or more (22 GB/s where NCCL
+        # knew but one rate of all EPYC), and what switches under one CPU give
+        ("8xrtxpro6000", 8, 256 * 2**20, 37.6e9),
+        ("4xrtxpro6000", 4, 256 * 2**20, 41.1e9),
+        # NVIDIA/nccl issue 841: two EPYC 7543, between 8 (no peers) and 21 GB/s (after tuning the host)
+        ("8xa100-pcie", 8, 128 * 2**20, (8e9 * 21e9) ** 0.5),
+    ],
+)
+def test_rings_over_pcie_as_others_measured_them(gpus: str, num_ranks: int, num_bytes: int, measured: float) -> None:
+    assert bus_bandwidth(gpus, num_ranks, num_bytes) == pytest.approx(measured, rel=0.25)
+
+
+def test_an_unknown_host_gets_a_sentence(tmp_path: Path) -> None:
+    from labkit.plan.hardware import hardware_dir
+
+    file = tmp_path / "own.toml"
+    file.write_text((hardware_dir() / "l40s.toml").read_text().replace('"pcie4"', '"pcie9"'))
+    with pytest.raises(ValueError, match="host 'pcie9' is unknown: choose one of pcie4, pcie5, pcie5-2024"):
+        load_hardware(f"8x{file}")

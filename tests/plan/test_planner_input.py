@@ -49,7 +49,7 @@ def told(*words: str | Path) -> dict:
         ([*PLAN, "--length-scale", "inf"], "the length scale must be above 0"),
         ([*PLAN[:5], "--workload", "chat", "--length-scale", "inf", "--ttft-p95-ms", "9"], "the length scale must be"),
         ([*PLAN, "--price", "inf"], "--price is inf"),
-        ([*PLAN, "--layout", "prefill:tp2,decode:tp1"], "begins from one pool"),
+        ([*PLAN, "--layout", "prefill:tp2,prefill:tp1"], "prefill"),
         ([*PLAN[:5], "--workload", "1/2/3", *PLAN[7:]], "tokens in and tokens out, such as 8192/1024"),
         ([*PLAN[:5], "--workload", "200000/9", *PLAN[7:]], "200,009 tokens, and llama-3.1-8b takes 131,072"),
         ([*PLAN[:3], "--gpus", "0xh100", *PLAN[5:]], "at least 1 of each"),

@@ -202,3 +202,12 @@ def test_two_layouts_part_by_part_say_what_was_not_halved():
     counted = [trace for trace in figure.data if trace.name == "counted"]
     assert len(counted) == 2 and counted[0].line.dash == "dot"
     assert "Not measurable on this backend: activations" in words(figure)
+
+
+def test_marks_of_a_logarithmic_axis_say_their_size() -> None:
+    from labkit.show.figures_style import log_marks
+
+    assert log_marks([90, 12_000])["ticktext"] == ["100", "1,000", "10,000"]
+    assert log_marks([0.4, 3.7])["ticktext"] == ["0.5", "1", "2"]
+    assert log_marks([31, 58])["ticktext"] == ["30", "40", "50", "60"]
+    assert log_marks([float("inf"), 0.0]) == {}

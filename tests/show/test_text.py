@@ -10,7 +10,7 @@ import pytest
 from labkit.measure.step_messages import STEPS
 from labkit.plan.checks import FAILED, NOT_MEASURED, PASSED
 from labkit.plan.objective import METRICS
-from labkit.plan.walk import NO, NOT_ASKED, YES
+from labkit.plan.walk_path import NO, NOT_ASKED, YES
 from labkit.show import i18n
 from labkit.show.frame import LINKS, ROLES, TTFT_PARTS
 from labkit.show.planner_inputs import Inputs

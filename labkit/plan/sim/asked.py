@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.layout import AnyLayout, pools_of, read_layout
+from labkit.layout import AnyLayout, read_layout
 from labkit.measure.metrics import Objective
 from labkit.model.shapes import ModelSpec
 from labkit.model.spec import load_spec
-from labkit.plan.cost import step_cost
-from labkit.plan.hardware import Hardware, load_hardware
-from labkit.plan.memory import MemoryPlan, memory_plan
+from labkit.plan.experiment import memory_of, num_requests, served
+from labkit.plan.hardware import load_hardware
+from labkit.plan.memory import MemoryPlan
 from labkit.plan.sim.load import trace_requests, workload_requests
 from labkit.plan.sim.request import SimRequest
 from labkit.plan.sim.result import SimResult
-from labkit.plan.simulate import Options, simulate
-from labkit.plan.work import EngineSettings, StepCost
+from labkit.plan.work import EngineSettings
 
 _UNBOUNDED = 10**9
 LEAST, MOST = 1e-6, 1e9
@@ -57,22 +56,20 @@ class Asked:
         spec, hardware, layout = load_spec(self.model), load_hardware(self.gpus, self.nodes), read_layout(self.layout)
         if layout.world_size > hardware.num_gpus:
             raise ValueError(f"{layout} needs {layout.world_size} GPUs, and {self.gpus} has {hardware.num_gpus}.")
-        memory = memory_plan(layout, spec, hardware.device.memory_bytes, self.settings, chip=chip(hardware))
+        memory = memory_of(layout, spec, hardware, self.settings)
         if not memory.fits and not self.kv_blocks:
             raise ValueError(memory.reason)
-        requests = self.requests(spec)
-        cost = costs(layout, spec, hardware, self.settings, self.engine)
-        blocks = self.kv_blocks or usable_blocks(memory)
-        ahead = self.settings.policy == "vllm" if self.ahead is None else self.ahead
-        options = Options(routing=self.routing, ahead=ahead, window=spec.sliding_window or 0)
-        result = simulate(
-            requests, layout, cost, blocks, self.settings, concurrency=self.concurrency, options=options,
-            on_progress=on_progress,
+        requests = self.requests(spec, layout)
+        result = served(
+            requests, layout, spec, hardware, self.settings, self.engine, concurrency=self.concurrency,
+            kv_blocks=self.kv_blocks, routing=self.routing, ahead=self.ahead, seed=self.seed, on_progress=on_progress,
         )  # fmt: skip
         if result.refused and not result.done.any():
             why = next(iter(result.refused.values()))
             raise ValueError(f"None of the {len(requests):,} requests can be served: {why}")
-        return result, self._summary(result, layout, memory) | {"shortened": self._shortened(requests, spec)}
+        return result, self._summary(result, layout, memory) | {
+            "shortened": self._shortened(requests, spec, layout)
+        }
 
     def _check(self) -> None:
         counts = {"rate": self.rate, "seconds": self.seconds, "num-requests": self.num_requests,
@@ -99,7 +96,7 @@ class Asked:
             if self.time_scale != 1:
                 raise ValueError("--time-scale is the speed of a trace; a workload comes faster with --rate.")
 
-    def requests(self, spec: ModelSpec) -> list[SimRequest]:
+    def requests(self, spec: ModelSpec, layout: AnyLayout) -> list[SimRequest]:
         longest = self._longest(spec)
         if bool(self.trace) == bool(self.workload):
             raise ValueError("Give a workload or a trace, one of them: --workload chat, or --trace FILE.")
@@ -111,16 +108,18 @@ class Asked:
         number = self.num_requests
         if number is None and self.seconds is not None and self.rate is not None:
             number = max(1, round(self.seconds * self.rate))
+        if number is None and self.concurrency:
+            number = num_requests(layout, self.concurrency)
         return workload_requests(
             self.workload, num_requests=number, rate=self.rate, seed=self.seed, length_scale=self.length_scale,
             max_context=longest,
         )  # fmt: skip
 
-    def _shortened(self, requests: list[SimRequest], spec: ModelSpec) -> int:
+    def _shortened(self, requests: list[SimRequest], spec: ModelSpec, layout: AnyLayout) -> int:
         """Requests that are longer than the model takes and were cut to it."""
         if max(r.prompt_tokens + r.output_tokens for r in requests) < self._longest(spec):
             return 0
-        whole = replace(self, settings=replace(self.settings, max_model_len=_UNBOUNDED)).requests(spec)
+        whole = replace(self, settings=replace(self.settings, max_model_len=_UNBOUNDED)).requests(spec, layout)
         return sum(r.prompt_tokens + r.output_tokens > self._longest(spec) for r in whole)
 
     def _longest(self, spec: ModelSpec) -> int:
@@ -140,29 +139,6 @@ class Asked:
             "routing": self.routing,
             "kv_blocks": self.kv_blocks or memory.kv_blocks,
             "block_size": self.settings.block_size,
-            **result.summary(self.objective),
+            **result.summary(self.objective, result.steady(whole=bool(self.trace))),
             "over_time": result.over_time(),
         }
-
-
-def chip(hardware: Hardware) -> Any:
-    from labkit.plan.chips import chip_of
-
-    return chip_of(hardware.device.name)
-
-
-def costs(
-    layout: AnyLayout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings, engine: str = "vllm"
-) -> StepCost | dict[str, StepCost]:
-    """A step's cost; by role where there are pools."""
-    found = {pool.role: step_cost(pool.layout, spec, hardware, settings, engine) for pool in pools_of(layout)}
-    return found if len(found) > 1 else next(iter(found.values()))
-
-
-def usable_blocks(memory: MemoryPlan) -> dict[str, int] | int:
-    """Blocks of `block_size` tokens that requests get, of a replica of each role. vLLM keeps one block empty."""
-    kept = 1 if memory.settings.policy == "vllm" else 0
-    found: Mapping[str, int] = {
-        plan.pool.role: (plan.kv_blocks - kept) // max(1, plan.groups.full) for plan in memory.pools
-    }
-    return dict(found) if len(found) > 1 else next(iter(found.values()))

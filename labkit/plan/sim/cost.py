@@ -22,6 +22,12 @@ def work_of(plan: SimPlan, window: int = 0, mean_tokens: float = 0.0) -> StepWor
     Of decodes only the sum of their contexts is known; the part inside the window is taken as if all were alike.
     """
     chunks, ends, context = plan.chunks, plan.ends, plan.decode_context
+    num_logits = len(plan.sampled) + (0 if plan.decodes else plan.num_decodes)
+    if len(chunks) == 1 and not window:
+        (tokens,), (end,) = chunks, ends
+        pairs = tokens * end - tokens * (tokens - 1) // 2
+        return StepWork(tokens, 1, pairs, pairs, end - tokens, plan.num_decodes, context, context, num_logits,
+                        mean_tokens)  # fmt: skip
     pairs = inside = 0
     for chunk, end in zip(chunks, ends, strict=True):
         pairs += chunk * end - chunk * (chunk - 1) // 2
@@ -30,8 +36,8 @@ def work_of(plan: SimPlan, window: int = 0, mean_tokens: float = 0.0) -> StepWor
     tokens = sum(chunks)
     return StepWork(
         tokens, len(chunks), pairs, inside if window else pairs, sum(ends) - tokens,
-        plan.num_decodes, context, min(context, plan.num_decodes * window) if window else context,
-        len(plan.sampled) + (0 if plan.decodes else plan.num_decodes), mean_tokens,
+        plan.num_decodes, context, min(context, plan.num_decodes * window) if window else context, num_logits,
+        mean_tokens,
     )  # fmt: skip
 
 
@@ -87,5 +93,10 @@ class Pace:
             return 1
         half = self.first - self.slope / 2
         root = 2 * seconds / (half + math.sqrt(max(0.0, half * half + 2 * self.slope * seconds)))
-        num = min(self.num, max(1, math.ceil(root)))
-        return num - 1 if num > 1 and self.after(num - 1) >= seconds else num
+        num = math.ceil(root)
+        if num > self.num:
+            num = self.num
+        if num <= 1:
+            return 1
+        before = num - 1
+        return before if before * self.first + self.slope * (before * (before - 1) / 2) >= seconds else num

@@ -12,18 +12,15 @@ class Late:
     """By the tick at which they have as many tokens as were expected."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Job]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._heap)
+        self.heap: list[tuple[int, int, Job]] = []
 
     def add(self, job: Job) -> None:
         if job.expected_tokens < job.final:
-            heappush(self._heap, (job.since + job.expected_tokens - job.num_computed, job.order, job))
+            heappush(self.heap, (job.since + job.expected_tokens - job.num_computed, job.order, job))
 
     def catch_up(self, tick: int, ledger: Ledger) -> None:
         """Those that still decode are expected to fill the block that they are in."""
-        heap = self._heap
+        heap = self.heap
         while heap and heap[0][0] < tick:
             job = heappop(heap)[2]
             if job.slot >= 0:

@@ -18,10 +18,12 @@ from labkit.engine.plan import StepPlan
 from labkit.engine.request import Phase, Request
 from labkit.engine.scheduler import Scheduler, SchedulerConfig
 from labkit.plan.sim.cost import DecodeTable, work_of
+from labkit.plan.sim.ledger import CountedLedger, KeyedLedger
 from labkit.plan.sim.plan import SimPlan, counted
-from labkit.plan.sim.pool import CountedLedger, CountedPool, KeyedLedger, KeyedPool
+from labkit.plan.sim.pool import CountedPool, KeyedPool
 from labkit.plan.sim.replica import SimReplica
 from labkit.plan.sim.request import Answer, Job
+from labkit.plan.sim.unit import Ended
 from labkit.plan.work import StepCost
 
 MAX_ROUND_STEPS = 256
@@ -213,7 +215,7 @@ class StagedUnit:
 
     # ---- the end of a step
 
-    def end(self) -> tuple[float, list[tuple[SimReplica, SimPlan, list[Job]]]]:
+    def end(self) -> Ended:
         due, self.wakes_at = self.wakes_at, None
         self._bring_up_to_date()
         if not self._flights or due is not None and self._flights[0].end > due:

@@ -7,14 +7,11 @@ it again, after it was preempted. Both pools free and evict exactly what the eng
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from labkit.engine.blocks import ROOT, BlockPool
-from labkit.engine.ledger import Kept, Ledger
-from labkit.engine.request import Request
 from labkit.plan.sim.request import Held, Job, Prompt
 
 
@@ -73,36 +70,43 @@ class _Found(Sequence[int]):
 
 
 class CountedPool(BlockPool):
-    """Numbers alone. A segment is [blocks still cached] of one request; those in front are evicted first."""
+    """Numbers alone. A segment is [blocks still cached] of one request that may come back, or of any number of others
+    behind each other, whom nobody finds again; those in front are evicted first."""
 
     num_free = 0  # a plain number here: it is read several times a step
+
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
         self.num_blocks, self.block_size, self.prefix_cache = num_blocks, block_size, prefix_cache
         self._num_empty = num_blocks
         self.num_free = num_blocks
         self._segments: deque[list[Any]] = deque()
+        self._nobodys: list[Any] = [0]
+        """The segment of those that do not come back, which grows while it is the youngest."""
 
     @property
     def num_cached(self) -> int:
         return self.num_free - self._num_empty
 
     def allocate(self, count: int) -> Any:
+        self.lend(count)
+        return range(count)
+
+    def lend(self, count: int) -> None:
         self.num_free -= count
         if count <= self._num_empty:
             self._num_empty -= count
-            return range(count)
-        missing = count - self._num_empty
+            return
+        count -= self._num_empty
         self._num_empty = 0
         segments = self._segments
-        while missing:
+        while count:
             segment = segments[0]
-            if segment[0] > missing:
-                segment[0] -= missing
-                break
-            missing -= segment[0]
+            if segment[0] > count:
+                segment[0] -= count
+                return
+            count -= segment[0]
             segment[0] = 0
             segments.popleft()
-        return range(count)
 
     def release(self, blocks: Any) -> None:
         held: Held = blocks
@@ -112,6 +116,20 @@ class CountedPool(BlockPool):
         if full:
             held.segment = segment = [full]
             self._segments.append(segment)
+
+    def release_for_good(self, count: int, full: int) -> None:
+        """`count` blocks, `full` of them cached, of a request that does not come back."""
+        self.num_free += count
+        if not self.prefix_cache:
+            full = 0
+        self._num_empty += count - full
+        if full:
+            segments, last = self._segments, self._nobodys
+            if segments and segments[-1] is last:
+                last[0] += full
+            else:
+                self._nobodys = [full]
+                segments.append(self._nobodys)
 
     def match(self, tokens: Any, max_blocks: int) -> Any:
         segment = None if type(tokens) is range else tokens.blocks.segment
@@ -128,57 +146,6 @@ class CountedPool(BlockPool):
             self.num_free -= blocks.num
         return ROOT
 
-    def lend(self, count: int) -> None:
-        self.allocate(count)
-
     def give(self, job: Job, count: int) -> None:
         held: Any = job.blocks
         held.count += count
-
-
-class SimLedger(Ledger):
-    """The engine's. expects: whether anybody asks how long answers will be (a router, or a policy that promises)."""
-
-    expects = True
-
-    def _expected_tokens(self, request: Request) -> int:
-        return super()._expected_tokens(request) if self.expects else cast(Job, request).final
-
-    def leave(self, request: Request, answered: bool) -> None:
-        super().leave(request, answered and self.expects)
-
-
-class CountedLedger(SimLedger):
-    """Over a CountedPool: publishing is remembering how many blocks are full."""
-
-    def publish(self, request: Request, num_computed: int) -> None:
-        full = num_computed // self.pool.block_size
-        if full > request.num_published:
-            request.num_published = full
-        held: Any = request.blocks
-        held.full = request.num_published
-
-    def keep(self, request: Request) -> Kept:
-        kept = super().keep(request)
-        request.blocks = cast(Any, Held())
-        return kept
-
-
-class KeyedLedger(SimLedger):
-    """Over a KeyedPool."""
-
-    def publish(self, request: Request, num_computed: int) -> None:
-        pool, size = self.pool, self.pool.block_size
-        prompt = cast(Prompt, request.prompt)
-        full = num_computed // size
-        node = request.prefix_node
-        for number in range(request.num_published, full):
-            start = number * size
-            node = pool.publish(request.blocks[number], node, prompt.key(start, start + size))
-        if full > request.num_published:
-            request.num_published, request.prefix_node = full, node
-
-    def keep(self, request: Request) -> Kept:
-        kept = super().keep(request)
-        request.blocks = array("i")
-        return kept

@@ -15,6 +15,9 @@ class SimReplica(Replica):
     scheduler: Any
     now: float = 0.0
     """The instant that a router asks at."""
+    board: Any = None
+    """A `Board` that a router finds it on, and its place there."""
+    place: int = 0
 
     def __init__(self, *args: Any, **others: Any) -> None:
         super().__init__(*args, **others)
@@ -23,6 +26,11 @@ class SimReplica(Replica):
         self.peak_blocks = self.used_blocks = self.waiting = 0
         self.noted_blocks = max(1, self.scheduler.pool.num_blocks // 200)
         """A change of the KV cache that is worth a note for its use over time: half a hundredth."""
+
+    def note_load(self) -> None:
+        """Its work, or the run that it is in, is another: who is asked for the least work knows."""
+        if self.board is not None:
+            self.board.note(self)
 
     def note_use(self) -> None:
         pool = self.scheduler.pool

@@ -87,13 +87,13 @@ class Prompt:
         return (start % tokens, *ids[first : last + 1])
 
 
+WAITING = Phase.WAITING
+NO_TOKENS: frozenset[int] = frozenset()
 _LIMITS: dict[int, SamplingParams] = {}
 
 
 def _params(output_tokens: int) -> SamplingParams:
-    found = _LIMITS.get(output_tokens)
-    if found is None:
-        found = _LIMITS[output_tokens] = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+    found = _LIMITS[output_tokens] = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
     return found
 
 
@@ -102,6 +102,8 @@ class Job(Request):
 
     __slots__ = ("index", "final", "num_prompt", "order", "since", "slot", "is_promised")
 
+    output: Any
+    blocks: Any
     index: int
     final: int
     """KV tokens at its end."""
@@ -119,24 +121,21 @@ class Job(Request):
         self.id = cast(Any, index)  # any hashable does, and a text takes longer to make
         self.index = index
         self.prompt = cast(Any, range(asked.prompt_tokens) if counted else Prompt(asked, index))
-        self.params = _params(output)
-        self.output = cast(Any, Answer())
-        self.blocks = cast(Any, Held() if counted else array("i"))
+        self.params = _LIMITS.get(output) or _params(output)
+        self.output = Answer()
+        self.blocks = Held() if counted else array("i")
         self.num_prompt = asked.prompt_tokens
         self.final = asked.prompt_tokens + output - 1
-        self.phase = Phase.WAITING
+        self.phase = WAITING
         self.num_computed = self.num_cached = self.in_flight = self.arriving = self.num_preemptions = 0
         self.expected_tokens = self.num_reserved = self.num_published = self.prefix_node = 0
         self.order = self.since = self.slot = 0
-        self.replica = -1
-        self.routed_because = ""
         self.aborted = self.is_promised = False
-        self.finish_reason = None
+        self.stop_ids = NO_TOKENS
 
     @property
     def num_tokens(self) -> int:
-        answer: Any = self.output
-        return self.num_prompt + answer.count
+        return self.num_prompt + cast(int, self.output.count)
 
     def tokens(self, start: int, stop: int) -> Any:
         """Itself: the simulator's pools ask a prompt for keys, never for tokens."""

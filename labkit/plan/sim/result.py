@@ -12,6 +12,8 @@ from labkit.measure.metrics import Objective
 
 Floats = NDArray[np.float64]
 QUANTILES = (50, 90, 95, 99)
+SETTLING = 0.2
+"""Of the requests of an open loop, the first: the server was filling."""
 MAX_POINTS = 512
 
 
@@ -84,6 +86,10 @@ class SimResult:
     cached_tokens: int = 0
     replica: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Who decoded it; −1: nobody."""
+    frontend_s: Floats | float = 0.0
+    """From its arrival until the router had it."""
+    concurrency: int = 0
+    """Of a closed loop."""
 
     @property
     def done(self) -> NDArray[np.bool_]:
@@ -99,7 +105,7 @@ class SimResult:
 
     @property
     def queue_s(self) -> Floats:
-        return self.begun_s - self.arrival_s
+        return self.begun_s - self.arrival_s - self.frontend_s
 
     @property
     def tpot_s(self) -> Floats:
@@ -114,37 +120,71 @@ class SimResult:
             return 0.0
         return float(np.nanmax(self.finished_s) - np.nanmin(self.arrival_s))
 
-    def percentiles(self) -> dict[str, dict[str, float]]:
-        """{ttft_ms, tpot_ms, e2e_ms, queue_ms: {mean, p50, p90, p95, p99}}."""
+    def steady(self, whole: bool = False) -> NDArray[np.bool_]:
+        """Which requests tell of the load as it goes on: of a closed loop neither each client's first, which finds an
+        empty server, nor the last ones, behind whom nobody follows; of an open loop all but the first fifth. whole: all
+        that were answered, as of a trace with its own arrivals."""
+        kept, number = self.done.copy(), len(self.finished_s)
+        if not self.concurrency:
+            kept[: 0 if whole else int(number * SETTLING)] = False
+            return kept
+        ends = first_ones(number, self.concurrency)
+        kept[:ends] = False
+        kept[number - ends :] = False
+        return kept
+
+    @property
+    def rate_span(self) -> tuple[NDArray[np.bool_], float]:
+        """(which requests, in which time) the rates are of: of a closed loop those answered between the first and the
+        last ones in flight, else all, from the first arrival to the last token."""
+        ends = np.sort(self.finished_s[self.done])
+        skipped = first_ones(len(ends), self.concurrency)
+        if not skipped:
+            return self.done, self.span_s
+        first, last = ends[skipped - 1], ends[len(ends) - 1 - skipped]
+        if not last > first:
+            return self.done, self.span_s
+        return self.done & (self.finished_s > first) & (self.finished_s <= last), float(last - first)
+
+    def percentiles(self, counted: NDArray[np.bool_] | None = None) -> dict[str, dict[str, float]]:
+        """{ttft_ms, tpot_ms, e2e_ms, queue_ms: {mean, p50, p90, p95, p99}} of those counted (None: all)."""
+        counted = self.done if counted is None else counted
         of = {"ttft_ms": self.ttft_s, "tpot_ms": self.tpot_s, "e2e_ms": self.e2e_s, "queue_ms": self.queue_s}
-        return {name: ladder_ms(values) for name, values in of.items()}
+        return {name: ladder_ms(values[counted]) for name, values in of.items()}
 
     def goodput(self, objective: Objective) -> float:
         """Requests a second that met every part of the objective."""
-        span_s = self.span_s
-        if not span_s:
-            return 0.0
+        return float(self.good(objective).sum() / self.span_s) if self.span_s else 0.0
+
+    def good(self, objective: Objective) -> NDArray[np.bool_]:
+        """Which requests met every part of it."""
         good = self.done
         if objective.ttft_ms is not None:
             good &= self.ttft_s * 1e3 <= objective.ttft_ms
         if objective.tpot_ms is not None:
             tpot_ms = self.tpot_s * 1e3
             good &= np.isnan(tpot_ms) | (tpot_ms <= objective.tpot_ms)
-        return float(good.sum() / span_s)
+        return good
 
-    def summary(self, objective: Objective | None = None) -> dict[str, Any]:
-        """JSON-ready figures; rates are over the time from the first arrival to the last token."""
-        done, span_s = self.done, self.span_s
+    def summary(
+        self, objective: Objective | None = None, counted: NDArray[np.bool_] | None = None
+    ) -> dict[str, Any]:
+        """JSON-ready figures; latencies and what met the objective of those counted (None: all), rates as
+        `rate_span` has them."""
+        done = self.done
+        counted = done if counted is None else counted
+        within, span_s = self.rate_span
         rate = 1 / span_s if span_s else 0.0
         figures: dict[str, Any] = {
-            **self.percentiles(),
+            **self.percentiles(counted),
             "requests": len(done),
             "completed": int(done.sum()),
+            "counted": int(counted.sum()),
             "refused": len(self.refused),
-            "requests_per_s": float(done.sum() * rate),
-            "tokens_per_s": float(self.output_tokens[done].sum() * rate),
-            "prompt_tokens_per_s": float(self.prompt_tokens[done].sum() * rate),
-            "seconds": span_s,
+            "requests_per_s": float(within.sum() * rate),
+            "tokens_per_s": float(self.output_tokens[within].sum() * rate),
+            "prompt_tokens_per_s": float(self.prompt_tokens[within].sum() * rate),
+            "seconds": self.span_s,
             "kv_peak": self.kv_peak,
             "queue_peak": int(self.waiting.peak),
             "preemptions": self.num_preemptions,
@@ -153,8 +193,9 @@ class SimResult:
         }
         if objective is not None and not objective.asks_nothing:
             figures["objective"] = objective.to_dict()
-            figures["goodput"] = self.goodput(objective)
-            figures["attainment"] = figures["goodput"] * span_s / max(1, len(done))
+            asked = counted.sum() + len(self.refused)
+            figures["attainment"] = float((self.good(objective) & counted).sum() / max(1, asked))
+            figures["goodput"] = figures["attainment"] * figures["requests_per_s"]
         return figures
 
     def over_time(self) -> dict[str, Any]:
@@ -164,6 +205,11 @@ class SimResult:
             "waiting": {"span_s": self.waiting.span_s, "values": self.waiting.means().round(3).tolist()},
             "kv": {"span_s": self.kv_blocks.span_s, "values": kv.round(4).tolist()},
         }
+
+
+def first_ones(number: int, concurrency: int) -> int:
+    """Requests of a closed loop that are the first of their client, and as many are the last: at most a third each."""
+    return min(concurrency, number // 3)
 
 
 def ladder_ms(seconds: Floats) -> dict[str, float]:

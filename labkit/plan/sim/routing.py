@@ -7,10 +7,12 @@ work is then found in arrays that follow the replicas; it decides as the engine'
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+from numpy import add, ceil, divide, maximum, minimum, multiply, sqrt, subtract
 
 from labkit.engine.admission import check_fits
 from labkit.engine.pools import Pools
@@ -36,14 +38,7 @@ class Routing:
         plain = all(pool.role in ("any", "prefill") for pool in pools.pools if pool.role != "decode")
         self._begin = self._board(self._beginning, policy) if plain else None
         self._take_over = self._board(self._decoding, "least-work")
-        self._boards: dict[int, Board] = {
-            replica.index: board for board in (self._begin, self._take_over) if board for replica in board.replicas
-        }
         self._only = self._beginning[0] if len(self._beginning) == 1 and not self._decoding else None
-
-    @property
-    def has_boards(self) -> bool:
-        return bool(self._boards)
 
     @staticmethod
     def _board(replicas: Sequence[SimReplica], policy: str) -> Board | None:
@@ -78,56 +73,69 @@ class Routing:
             replica.now = now
         return cast(SimReplica, self._pools.take_over(job)[0])
 
-    def changed(self, replica: SimReplica) -> None:
-        """Its work, or the run that it is in, is another."""
-        if self._boards and (board := self._boards.get(replica.index)) is not None:
-            board.note(replica)
-
 
 class Board:
     """What replicas have to do, as columns; in a run it falls with each step planned (see `Pace.begun`)."""
 
     def __init__(self, replicas: Sequence[SimReplica]) -> None:
         self.replicas = replicas
-        self._place = {replica.index: place for place, replica in enumerate(replicas)}
+        for place, replica in enumerate(replicas):
+            replica.board, replica.place = self, place
         count = len(replicas)
-        self._load, self._each, self._start, self._slope = (np.zeros(count) for _ in range(4))
-        self._num, self._half, self._square = (np.ones(count) for _ in range(3))
+        zeros, ones = [0.0] * count, [1.0] * count
+        # An array takes one value faster than numpy's does, which looks at the same memory.
+        self._load, self._each, self._start, self._slope = (array("d", zeros) for _ in range(4))
+        self._num, self._half, self._square = (array("d", ones) for _ in range(3))
+        columns = (self._load, self._each, self._start, self._slope, self._num, self._half, self._square)
+        self._columns = tuple(np.frombuffer(column) for column in columns)
         self._lead = float(replicas[0].unit.ahead)
         """1: a step is planned when the one before it begins."""
         self._passed, self._begun = np.zeros(count), np.zeros(count)
+        self._latest = 0.0
+        """No run of steps begins later."""
         self._next = 0
+        self._turns = np.arange(2 * count) % count / count
+        """[count − next:][:count]: less than a token more for each replica that has to wait for its turn."""
+
+    def add(self, replica: SimReplica, num_tokens: int) -> None:
+        """It has so much more to do."""
+        self._load[replica.place] += num_tokens
 
     def note(self, replica: SimReplica) -> None:
-        place, unit, scheduler = self._place[replica.index], replica.unit, replica.scheduler
-        pace, load = unit.pace, scheduler.ledger.load_tokens
-        if pace.num == 1:
-            self._load[place], self._each[place], self._num[place] = load, 0.0, 1.0
+        """Its work, or the run that it is in, is another."""
+        place, pace, scheduler = replica.place, replica.unit.pace, replica.scheduler
+        num, load = pace.num, scheduler.ledger.load_tokens
+        if num == 1:
+            self._load[place], self._each[place] = load, 0.0
             return
         half, each = pace.first / 2 - pace.slope / 4, scheduler.num_counted
-        self._load[place], self._each[place], self._num[place] = load + each, each, pace.num
-        self._start[place], self._half[place], self._square[place] = unit.start, half, half * half
+        self._load[place], self._each[place], self._num[place] = load + each, each, num
+        start = replica.unit.start
+        self._start[place], self._half[place], self._square[place] = start, half, half * half
         self._slope[place] = pace.slope / 2
+        if start > self._latest:
+            self._latest = start
 
     def choose(self, now: float) -> SimReplica:
+        """The one with the least to do; of several the next in turn."""
+        load, each, start, slope, num, half, square = self._columns
         passed, begun = self._passed, self._begun
-        np.subtract(now, self._start, out=passed)
-        np.multiply(self._slope, passed, out=begun)
-        begun += self._square
-        np.sqrt(begun, out=begun)
-        begun += self._half
-        np.divide(passed, begun, out=begun)
-        np.ceil(begun, out=begun)
+        subtract(now, start, passed)
+        multiply(slope, passed, begun)
+        add(begun, square, begun)
+        sqrt(begun, begun)
+        add(begun, half, begun)
+        divide(passed, begun, begun)
+        ceil(begun, begun)
         if self._lead:
-            begun += self._lead
-        np.minimum(begun, self._num, out=begun)
-        np.maximum(begun, 1.0, out=begun)
-        begun *= self._each
-        load = np.subtract(self._load, begun, out=begun)
-        turn = self._next
-        chosen = turn + int(load[turn:].argmin())
-        before = int(load[:turn].argmin()) if turn else chosen
-        if load[before] < load[chosen]:
-            chosen = before
-        self._next = (chosen + 1) % len(load)
+            add(begun, self._lead, begun)
+        minimum(begun, num, out=begun)
+        if now <= self._latest:  # a run has its first step from the beginning
+            maximum(begun, 1.0, out=begun)
+        multiply(begun, each, begun)
+        subtract(load, begun, begun)
+        count, turn = len(begun), self._next
+        add(begun, self._turns[count - turn : 2 * count - turn], begun)
+        chosen = int(begun.argmin())
+        self._next = (chosen + 1) % count
         return self.replicas[chosen]

@@ -13,6 +13,7 @@ from labkit.plan.sim.pipeline import StagedScheduler, StagedUnit
 from labkit.plan.sim.pool import CountedPool, KeyedPool
 from labkit.plan.sim.replica import SimReplica
 from labkit.plan.sim.scheduler import SimScheduler
+from labkit.plan.sim.solo import SoloUnit
 from labkit.plan.sim.unit import Unit
 from labkit.plan.work import EngineSettings, StepCost
 
@@ -97,7 +98,8 @@ def _unit(replicas: list[SimReplica], part: Pool, cost: StepCost, options: Optio
     if part.layout.pp > 1:
         unit = StagedUnit(replicas, cost, window=options.window, jump=options.jump)
     else:
-        unit = Unit(replicas, cost, table, window=options.window, ahead=options.ahead, jump=options.jump)
+        kind = Unit if len(replicas) > 1 else SoloUnit
+        unit = kind(replicas, cost, table, window=options.window, ahead=options.ahead, jump=options.jump)
     for replica in replicas:
         replica.unit = unit
     return unit

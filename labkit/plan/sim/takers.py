@@ -6,22 +6,23 @@ from __future__ import annotations
 class Takers:
     """Counts by tick % size. A request of `slot` takes a block at every tick that leaves `slot` over."""
 
-    __slots__ = ("_counts", "_size", "total")
+    __slots__ = ("counts", "_size", "total")
 
     def __init__(self, size: int) -> None:
-        self._counts, self._size, self.total = [0] * size, size, 0
+        self.counts, self._size, self.total = [0] * size, size, 0
+        """By what a tick leaves over: who takes a block then."""
 
     def add(self, slot: int) -> None:
-        self._counts[slot] += 1
+        self.counts[slot] += 1
         self.total += 1
 
     def remove(self, slot: int) -> None:
-        self._counts[slot] -= 1
+        self.counts[slot] -= 1
         self.total -= 1
 
     def taken(self, tick: int, num_steps: int) -> int:
         """Blocks taken in `num_steps` steps from `tick` on."""
-        counts, size = self._counts, self._size
+        counts, size = self.counts, self._size
         at = tick % size
         if num_steps == 1:
             return counts[at]
@@ -33,11 +34,11 @@ class Takers:
     def steps(self, tick: int, num_steps: int, free: int) -> int:
         """How many of `num_steps` steps find their blocks among `free`."""
         size, total = self._size, self.total
-        if total * (num_steps // size + 1) <= free:
+        if not total:
             return num_steps
         rounds = min(num_steps // size, max(0, free // total - 1))
         free -= rounds * total
         done = rounds * size
-        while done < num_steps and (free := free - self._counts[(tick + done) % size]) >= 0:
+        while done < num_steps and (free := free - self.counts[(tick + done) % size]) >= 0:
             done += 1
         return done

@@ -1,4 +1,4 @@
-"""Replicas that step together on a virtual clock: one, or all of a pool that shares experts (attention-DP).
+"""Replicas that step together on a virtual clock: all of a pool that shares experts (attention-DP).
 
 A unit plans a step, and when the plan is nothing but decodes, all the steps like it up to the next instant at which
 something can happen. An arrival cuts such a run after the step that is under way. With `ahead` the next step is
@@ -17,11 +17,17 @@ from labkit.plan.sim.request import Job
 from labkit.plan.sim.scheduler import SimScheduler
 from labkit.plan.work import StepCost
 
-_OVER = Pace(1, 0.0)
+Ended = tuple[float, Sequence[tuple[SimReplica, SimPlan, list[Job]]]]
+"""When a run was over, and for each replica its plan and who finished with it."""
 
 
 class Unit:
     """Steps of `replicas`, all of them at once. jump: take runs of decode steps at once."""
+
+    __slots__ = (
+        "replicas", "cost", "window", "ahead", "jump", "_table", "free_at", "start", "pace", "wakes_at", "version",
+        "num_steps", "_plans",
+    )  # fmt: skip
 
     def __init__(
         self, replicas: Sequence[SimReplica], cost: StepCost, table: DecodeTable, *, window: int = 0,
@@ -33,19 +39,15 @@ class Unit:
         """The steps planned so far are over."""
         self.start = 0.0
         """The run under way began."""
-        self.planned_at = 0.0
-        self.pace = _OVER
+        self.pace = Pace(1, 0.0)
+        """Of the run under way; one step where there is none."""
         self.wakes_at: float | None = None
         self.version = 0
         """Counts changes of `wakes_at`: an older alarm is none."""
         self.num_steps = 0
         self._plans: list[tuple[SimReplica, SimPlan]] = []
 
-    @property
-    def is_busy(self) -> bool:
-        return self.wakes_at is not None
-
-    def begin(self, now: float) -> list[Job]:
+    def begin(self, now: float) -> Sequence[Job]:
         """Plan from `now` on; returns who is in a step for the first time. The alarm is `wakes_at`."""
         plans: list[tuple[SimReplica, SimPlan]] = []
         for replica in self.replicas:
@@ -61,21 +63,20 @@ class Unit:
         if not plans:
             self.wakes_at = self.free_at if self.free_at > now or released else None
             return []
-        self.planned_at, self.start = now, max(now, self.free_at)
+        self.start = max(now, self.free_at)
         self.pace = self._pace(plans, released)
         self._set_alarm()
         return [job for _, plan in plans for job in plan.begun]
 
     def _set_alarm(self) -> None:
         pace, start = self.pace, self.start
-        self.free_at = start + pace.after(pace.num)
-        self.wakes_at = start + pace.after(pace.num - 1) if self.ahead else self.free_at
+        num, first, slope = pace.num, pace.first, pace.slope
+        self.free_at = start + (num * first + slope * (num * (num - 1) / 2))
+        self.wakes_at = start + pace.after(num - 1) if self.ahead else self.free_at
 
     def _pace(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> Pace:
         num_steps = self._num_alike(plans, released) if self.jump else 1
         mean_tokens = self._mean_tokens(plans)
-        if len(plans) == 1:
-            return self._pace_alone(plans[0][1], num_steps, mean_tokens)
         first, slowest = self._slowest(plans, 0, mean_tokens)
         while num_steps > 1:
             last, at_last = self._slowest(plans, num_steps - 1, mean_tokens)
@@ -90,24 +91,12 @@ class Unit:
             return 0.0
         return sum([sum(plan.chunks) + plan.num_decodes for _, plan in plans]) / len(self.replicas)
 
-    def _pace_alone(self, plan: SimPlan, num_steps: int, mean_tokens: float) -> Pace:
-        if not plan.is_pure:
-            return Pace(1, self.cost.seconds(work_of(plan, self.window, mean_tokens)))
-        num, context, of = plan.num_decodes, plan.decode_context, self._table.of
-        first = of(num, context, mean_tokens)
-        if num_steps == 1:
-            return Pace(1, first)
-        last = of(num, context + (num_steps - 1) * num, mean_tokens)
-        return Pace(num_steps, first, (last - first) / (num_steps - 1))
-
     def _num_alike(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> int:
         for _, plan in plans:
             if not plan.is_pure:
                 return 1
         if released and any(replica.scheduler.waiting for replica in self.replicas):
             return 1
-        if len(plans) == 1:
-            return 1 + plans[0][0].scheduler.num_quiet_steps()
         return 1 + min([replica.scheduler.num_quiet_steps() for replica, _ in plans])
 
     def _slowest(
@@ -143,7 +132,7 @@ class Unit:
 
     def interrupt(self, now: float) -> bool:
         """Something comes: the run ends with the last step planned by then. Whether the alarm has changed."""
-        if self.pace.num == 1 or not self._plans:
+        if self.pace.num == 1:
             return False
         num_steps = self.num_begun(now)
         if num_steps == self.pace.num:
@@ -153,7 +142,7 @@ class Unit:
         self._set_alarm()
         return True
 
-    def end(self) -> tuple[float, list[tuple[SimReplica, SimPlan, list[Job]]]]:
+    def end(self) -> Ended:
         """The alarm: the run is over (with `ahead`: its last step is under way). When it is back, and who finished."""
         ended = []
         skipped = self.pace.num - 1
@@ -165,6 +154,6 @@ class Unit:
             finished = replica.scheduler.complete(plan)
             ended.append((replica, plan, finished))
         self._plans = []
-        self.pace = _OVER
+        self.pace = Pace(1, 0.0)
         self.wakes_at = None
         return self.free_at, ended

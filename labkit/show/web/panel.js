@@ -1,48 +1,23 @@
-// A panel: a card with a title, a legend, one SVG drawn at its real width in px, and the same figures as a table.
+// A panel: a card with a legend, one SVG drawn at its real width in px, and the same figures as a table.
 //
-// Drawing 1:1 (no viewBox) keeps 12 px text 12 px on a phone. A panel is drawn again only when what it shows, its
-// width or the language has changed.
+// Drawing 1:1 (no viewBox) keeps 12 px text 12 px on a phone.
 
+import { Card } from "./card.js";
 import { h, s } from "./dom.js";
 
-export class Panel {
-  /**
-   * @param ctx   {t, language, repaint}: shared by all panels of a page
-   * @param spec  {id, wide, wanted(frame), legend(data), pick(frame, pin), paint(panel, svg, data, width) → height, below(data), table(data), describe(data), note(data)}
-   */
+export class Panel extends Card {
+  /** @param spec  of a Card, and {legend(data, t), empty(data, t), paint(panel, svg, data, width) → height, below(data, t, panel), table(data, t), describe(data, t)} */
   constructor(ctx, spec) {
-    this.ctx = ctx;
-    this.spec = spec;
-    this.id = spec.id;
-    this.title = h("h2", { id: `lk-title-${ctx.pageId}-${spec.id}` });
-    this.note = h("span", { class: "lk-note" });
+    super(ctx, spec);
     this.legend = h("div", { class: "lk-legend" });
     this.svg = s("svg", { role: "img" });
-    this.stage = h("div", { class: "lk-stage" }, this.svg);
     this.below = h("div", { class: "lk-below" });
     this.summary = h("summary");
     this.tableBox = h("div", { class: "lk-table", tabindex: 0, role: "group" });
     this.details = h("details", { class: "lk-details", ontoggle: () => this.refill() }, this.summary, this.tableBox);
-    this.element = h(
-      "section",
-      { class: `lk-panel lk-panel-${spec.id}${spec.wide ? " lk-wide" : ""}`, "aria-labelledby": this.title.id, "data-panel": spec.id },
-      h("header", {}, this.title, this.note),
-      this.legend,
-      this.stage,
-      this.below,
-      this.details,
-    );
-    this.width = 0;
-    this.shown = "";
-    this.data = null;
-  }
-
-  /** `wanted` says whether the layout has what the panel shows; without it the panel is always there. */
-  show(frame, pin) {
-    this.element.hidden = this.spec.wanted ? !this.spec.wanted(frame, pin) : false;
-    if (this.element.hidden) return;
-    this.data = this.spec.pick(frame, pin, this);
-    this.draw();
+    this.stage.append(this.svg);
+    this.stage.before(this.legend);
+    this.stage.after(this.below, this.details);
   }
 
   resize(width) {
@@ -51,14 +26,11 @@ export class Panel {
     this.draw();
   }
 
-  draw() {
-    if (!this.data || this.width < 40) return;
-    const key = JSON.stringify([this.data, this.width, this.ctx.language(), this.extraKey ?? ""]);
-    if (key === this.shown) return;
-    this.shown = key;
-    const { t } = this.ctx;
-    this.title.textContent = t(`${this.id}.title`);
-    this.note.textContent = this.spec.note?.(this.data, t) ?? "";
+  get hasRoom() {
+    return this.width >= 40;
+  }
+
+  fill(t) {
     this.summary.textContent = t("table.show");
     this.tableBox.setAttribute("aria-label", t("table.of", { title: t(`${this.id}.title`) }));
     this.legend.replaceChildren(...(this.spec.legend?.(this.data, t) ?? []));

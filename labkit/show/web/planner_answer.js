@@ -2,11 +2,12 @@
 
 import { glyph, layoutName } from "./chooser.js";
 import { h } from "./dom.js";
-import { HtmlPanel } from "./html_panel.js";
+import { WordCard } from "./card.js";
+import { spoken } from "./sentence.js";
 import { count, digits, milliseconds, percent } from "./text.js";
 
 export function answerPanel(ctx) {
-  return new HtmlPanel(ctx, {
+  return new WordCard(ctx, {
     id: "answer",
     wide: true,
     pick: (frame) => pickAnswer(frame, ctx),
@@ -40,11 +41,11 @@ function answerParts({ card, chosen, settings, infeasible, planned }, t, ctx) {
       h("span", { class: `lk-verdict lk-verdict-${verdictOf(candidate)}` }, verdictText(candidate, t)),
       h("small", { class: "lk-muted" }, says), back),
     changed ? h("p", {}, t("answer.with", { settings: changed })) : null,
-    planned && !chosen && infeasible?.sentence ? h("p", { class: "lk-reason", lang: "en" }, h("b", {}, infeasible.sentence)) : null,
-    candidate.reason ? h("p", { class: "lk-reason", lang: "en" }, candidate.reason) : null,
+    planned && !chosen && infeasible?.sentence ? h("p", { class: "lk-reason" }, spoken("b", {}, infeasible.sentence, t)) : null,
+    candidate.reason ? spoken("p", { class: "lk-reason" }, candidate.reason, t) : null,
     candidate.predictions ? h("dl", { class: "lk-tiles" }, answerTiles(card, t)) : null,
     candidate.predictions ? h("p", { class: "lk-source" }, h("span", { class: "lk-badge", "data-provenance": "predicted" }, `◇ ${t("badge.fabric.predicted")}`), " ",
-      h("span", { lang: "en" }, candidate.predictions.source)) : null,
+      spoken("span", {}, candidate.predictions.source, t)) : null,
   ].filter(Boolean);
 }
 
@@ -61,7 +62,11 @@ const MARKS = { does: "✓", queues: "◐", misses: "✕", big: "✕", illegal: 
 
 export function verdictText(candidate, t) {
   const verdict = verdictOf(candidate);
-  return `${MARKS[verdict]} ${t(`verdict.${verdict}`, { what: FAULTS[candidate.fault] ?? t(`fault.${candidate.fault}`) })}`;
+  return `${MARKS[verdict]} ${t(`verdict.${verdict}`, { what: wishName(candidate.fault, t) })}`;
+}
+
+export function wishName(metric, t) {
+  return FAULTS[metric] ?? t(`fault.${metric}`);
 }
 
 export function withBand(value, band, show) {
@@ -73,7 +78,8 @@ function answerTiles({ candidate, percentile = "p95" }, t) {
   const limit = (metric) => outcomes.find((outcome) => outcome.metric === metric);
   const latency = (metric, name) => {
     const value = predictions[`${metric}_ms`][percentile];
-    return answerTile(`${name} ${percentile}`, value == null ? t("answer.endless") : milliseconds(value), `± ${percent(predictions[`band_${metric}`])}`, answerLimit(limit(metric), t));
+    const [shown, band] = value == null ? [t("answer.endless"), ""] : [milliseconds(value), `± ${percent(predictions[`band_${metric}`])}`];
+    return answerTile(`${name} ${percentile}`, shown, band, answerLimit(limit(metric), t));
   };
   const held = predictions.concurrency == null ? "–" : count(predictions.concurrency);
   return [

@@ -2,10 +2,11 @@
 
 import { layoutName } from "./chooser.js";
 import { h, uniqueId } from "./dom.js";
-import { HtmlPanel } from "./html_panel.js";
+import { WordCard } from "./card.js";
+import { spoken } from "./sentence.js";
 
 export function deployPanel(ctx) {
-  const panel = new HtmlPanel(ctx, {
+  const panel = new WordCard(ctx, {
     id: "deploy",
     wide: true,
     wanted: () => Boolean(ctx.card().commands?.length),
@@ -22,7 +23,7 @@ function deployParts(data, t, panel, ctx) {
   const tabs = data.engines.map(({ engine, name, version }) => h("label", { class: "lk-segment" },
     h("input", { type: "radio", name: panel.name, id: `${panel.name}-${engine}`, value: engine, checked: engine === shown.engine, onchange: () => chooseEngine(panel, engine) }),
     h("span", {}, `${name} ${version}`)));
-  const body = shown.refused ? [h("p", { class: "lk-why", lang: "en" }, shown.refused)] : shown.commands.map((command) => commandBox(command, t, ctx));
+  const body = shown.refused ? [spoken("p", { class: "lk-why" }, shown.refused, t)] : shown.commands.map((command) => commandBox(command, t, ctx));
   return [h("div", { class: "lk-segments lk-filters", role: "radiogroup", "aria-label": t("planner.engine") }, tabs), h("div", { class: "lk-commands" }, body)];
 }
 
@@ -39,7 +40,7 @@ function commandBox({ role, engine, text, notes, node }, t, ctx) {
   return h("div", { class: "lk-command", "data-role": role },
     h("div", { class: "lk-command-head" }, h("b", {}, title), node ? h("small", { class: "lk-muted" }, t("deploy.node", { n: node })) : null, copy, said),
     h("pre", { tabindex: 0 }, text),
-    (notes ?? []).map((note) => h("p", { class: "lk-muted", lang: "en" }, note)));
+    (notes ?? []).map((note) => spoken("p", { class: "lk-muted" }, note, t)));
 }
 
 async function copyText(text, said, ctx) {

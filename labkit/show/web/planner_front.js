@@ -15,7 +15,7 @@ export function frontPanel(ctx) {
   return new Panel(ctx, {
     id: "front",
     pick: () => frontData(ctx),
-    empty: (data, t) => (data.dots.length ? "" : t("planner.no_figures")),
+    empty: (data, t) => (data.dots.length ? "" : t("front.none")),
     legend: (data, t) => [key("lk-dot-does", t("front.does")), key("lk-dot-misses", t("front.misses")), key("lk-dot-front", t("front.line")), key("lk-limit-swatch", t("percentiles.limit"))],
     paint: (panel, svg, data, width) => paintFront(svg, data, width, ctx),
     table: (data, t) => ({ head: ["", "TTFT", "TPOT", t("front.per_gpu"), ""], rows: data.dots.map((dot) => [layoutName(dot.layout), milliseconds(dot.ttft), milliseconds(dot.tpot), digits(dot.perGpu), dot.front ? t("front.line") : ""]) }),

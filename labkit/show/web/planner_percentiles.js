@@ -15,7 +15,7 @@ export function percentilesPanel(ctx) {
     id: "percentiles",
     pick: () => percentilesData(ctx.card()),
     empty: (data, t) => (data.rows.length ? "" : t("planner.no_figures")),
-    legend: (_, t) => predictedLegend(t, false),
+    legend: (_, t) => predictedLegend(t),
     paint: (panel, svg, data, width) => paintRows(svg, data.rows, width, ends),
     table: (data, t) => rowsTable(data.rows, t),
     describe: (data, t) => `${t("percentiles.title")}. ${data.rows.map((row) => `${row.name} ${milliseconds(row.predicted)}`).join(", ")}`,
@@ -23,9 +23,10 @@ export function percentilesPanel(ctx) {
   });
 }
 
-export function predictedLegend(t, measured) {
-  return [key("lk-predicted-swatch", t("percentiles.predicted")), key("lk-band-swatch", t("percentiles.band")),
-    measured ? key("lk-measured-swatch", t("percentiles.measured")) : key("lk-limit-swatch", t("percentiles.limit"))];
+/** measuredBand: what the whiskers are, where there are measured figures beside. */
+export function predictedLegend(t, measuredBand = "") {
+  return [key("lk-predicted-swatch", t("percentiles.predicted")), key("lk-band-swatch", t(measuredBand || "percentiles.band")),
+    measuredBand ? key("lk-measured-swatch", t("percentiles.measured")) : key("lk-limit-swatch", t("percentiles.limit"))];
 }
 
 function percentilesData({ candidate }) {
@@ -39,15 +40,15 @@ function percentilesData({ candidate }) {
   return { rows, layout: candidate.name };
 }
 
-/** Rows {metric, name, predicted, band, limit, measured, n}; a metric has a scale of its own. Returns the height. */
+/** Rows {metric, name, predicted, band or low and high, limit, measured, n}; a metric has a scale of its own. Returns the height. */
 export function paintRows(svg, rows, width, ends) {
   const left = widest(rows.map((row) => row.name), 12) + 14;
-  const right = widest(rows.flatMap((row) => [bandedText(row.predicted, row.band), bandedText(row.measured)]), 13, 600) + 16;
+  const right = widest(rows.flatMap((row) => [predictedText(row), measuredText(row)]), 13, 600) + 16;
   let y = 8;
   for (const metric of ["ttft", "tpot"]) {
     const mine = rows.filter((row) => row.metric === metric);
     if (!mine.length) continue;
-    const largest = Math.max(...mine.flatMap((row) => [(row.predicted ?? 0) * (1 + (row.band ?? 0)), row.measured ?? 0, row.limit ?? 0]));
+    const largest = Math.max(...mine.flatMap((row) => [boundsOf(row)[1], row.measured ?? 0, row.limit ?? 0]));
     const end = ends[metric].for(largest || 1);
     const at = linear(end, left, width - right);
     const bottom = y + mine.reduce((sum, row) => sum + rowHeight(row), 0);
@@ -84,27 +85,41 @@ function percentileMarks(row, y, at, left, width) {
 }
 
 function predictedMarks(row, y, at, left, width) {
-  const [low, high] = [at(row.predicted * (1 - row.band)), at(row.predicted * (1 + row.band))];
+  const [low, high] = boundsOf(row).map(at);
   return [
     s("rect", { x: left, y: y + 4, width: Math.max(1, at(row.predicted) - left), height: 16, class: "lk-predicted" }),
     s("path", { d: `M${low} ${y + 12}H${high}M${low} ${y + 8}v8M${high} ${y + 8}v8`, class: "lk-whisker" }),
-    label(width, y + 17, bandedText(row.predicted, row.band), { anchor: "end", kind: "lk-value" }),
+    label(width, y + 17, predictedText(row), { anchor: "end", kind: "lk-value" }),
   ];
 }
 
 function measuredMarks(row, y, at, left, width) {
   return [
     s("rect", { x: left, y: y + 4, width: Math.max(1, at(row.measured) - left), height: 16, class: "lk-measured" }),
-    label(width, y + 17, bandedText(row.measured), { anchor: "end", kind: "lk-value" }),
+    label(width, y + 17, measuredText(row), { anchor: "end", kind: "lk-value" }),
   ];
 }
 
-function bandedText(value, band = null) {
-  if (value == null) return "";
-  return band == null ? milliseconds(value) : `${milliseconds(value)} ± ${percent(band)}`;
+/** Lowest and highest that the known error allows: as they were simulated, or by a relative band. */
+function boundsOf({ predicted, band, low, high }) {
+  return low != null ? [low, high] : [(predicted ?? 0) * (1 - (band ?? 0)), (predicted ?? 0) * (1 + (band ?? 0))];
+}
+
+function predictedText({ predicted, band }) {
+  if (predicted == null) return "";
+  return band == null ? milliseconds(predicted) : `${milliseconds(predicted)} ± ${percent(band)}`;
+}
+
+function measuredText({ measured }) {
+  return measured == null ? "" : milliseconds(measured);
+}
+
+function boundsText(row) {
+  if (row.low != null) return boundsOf(row).map(milliseconds).join(" – ");
+  return row.band == null ? "–" : `± ${percent(row.band)}`;
 }
 
 export function rowsTable(rows, t) {
   const head = ["", t("percentiles.predicted"), t("percentiles.band"), t("percentiles.limit"), t("percentiles.measured"), "n"];
-  return { head, rows: rows.map((row) => [row.name, row.predicted == null && row.measured == null ? "∞" : milliseconds(row.predicted), row.band == null ? "–" : `± ${percent(row.band)}`, milliseconds(row.limit), milliseconds(row.measured), row.n == null ? "–" : String(row.n)]) };
+  return { head, rows: rows.map((row) => [row.name, row.predicted == null && row.measured == null ? "∞" : milliseconds(row.predicted), boundsText(row), milliseconds(row.limit), milliseconds(row.measured), row.n == null ? "–" : String(row.n)]) };
 }

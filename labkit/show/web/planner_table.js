@@ -2,8 +2,9 @@
 
 import { glyph, layoutName } from "./chooser.js";
 import { h, uniqueId } from "./dom.js";
-import { HtmlPanel } from "./html_panel.js";
-import { verdictOf, verdictText, withBand } from "./planner_answer.js";
+import { WordCard } from "./card.js";
+import { chosenOf, verdictOf, verdictText, withBand } from "./planner_answer.js";
+import { spoken } from "./sentence.js";
 import { count, digits, milliseconds } from "./text.js";
 
 const MOST_ROWS = 40;
@@ -11,10 +12,10 @@ const FILTERS = { does: ["does"], fits: ["does", "queues", "misses"], refused: [
 const VERDICT_RANK = { does: 0, misses: 1, queues: 2, big: 3, illegal: 4 };
 
 export function layoutsPanel(ctx) {
-  const panel = new HtmlPanel(ctx, {
+  const panel = new WordCard(ctx, {
     id: "layouts_table",
     wide: true,
-    pick: () => ({ layouts: ctx.plan().layouts ?? [], percentile: ctx.plan().objective?.percentile ?? "p95", selected: ctx.card().candidate?.layout ?? "" }),
+    pick: () => ({ layouts: ctx.plan().layouts ?? [], chosen: chosenOf(ctx.plan()), percentile: ctx.plan().objective?.percentile ?? "p95", selected: ctx.card().candidate?.layout ?? "" }),
     build: (data, t, self) => tableParts(data, t, self, ctx),
     note: (data, t) => (data.layouts.length ? t("layouts_table.note", { n: count(data.layouts.length), does: data.layouts.filter((candidate) => candidate.does).length }) : ""),
   });
@@ -26,8 +27,8 @@ export function layoutsPanel(ctx) {
 function tableParts(data, t, panel, ctx) {
   if (!data.layouts.length) return [h("p", { class: "lk-empty" }, t("planner.planning"))];
   const kinds = FILTERS[panel.filter];
-  const all = data.layouts.filter((candidate) => !kinds || kinds.includes(verdictOf(candidate))).sort(tableOrder(data.percentile));
-  const rows = panel.whole ? all : all.slice(0, MOST_ROWS);
+  const all = data.layouts.filter((candidate) => !kinds || kinds.includes(verdictOf(candidate))).sort(tableOrder(data));
+  const rows = panel.whole ? all : all.filter(({ layout }, i) => i < MOST_ROWS || layout === data.selected);
   const more = all.length > rows.length ? h("button", { type: "button", class: "lk-offer", onclick: () => redrawTable(panel, { whole: true }) }, t("layouts_table.more", { n: all.length - rows.length })) : null;
   const price = all.some((candidate) => candidate.cost_per_million != null);
   const head = [t("layouts_table.layout"), t("layouts_table.gpus"), t("layouts_table.verdict"), t("layouts_table.holds"), `TTFT ${data.percentile}`, `TPOT ${data.percentile}`, t("front.per_gpu"), ...(price ? [t("answer.million")] : []), t("layouts_table.why")];
@@ -37,9 +38,11 @@ function tableParts(data, t, panel, ctx) {
   return [tableFilters(panel, data, t), h("div", { class: "lk-table", tabindex: 0, role: "group", "aria-label": t("layouts_table.title") }, table), more].filter(Boolean);
 }
 
-function tableOrder(percentile) {
+/** The answer, then what does, on fewest GPUs first. */
+function tableOrder({ percentile, chosen }) {
   const ttft = (candidate) => candidate.predictions?.ttft_ms?.[percentile] ?? Infinity;
-  return (a, b) => VERDICT_RANK[verdictOf(a)] - VERDICT_RANK[verdictOf(b)] || a.num_gpus - b.num_gpus || ttft(a) - ttft(b);
+  const first = ({ layout }) => (layout === chosen ? 0 : 1);
+  return (a, b) => first(a) - first(b) || VERDICT_RANK[verdictOf(a)] - VERDICT_RANK[verdictOf(b)] || a.num_gpus - b.num_gpus || ttft(a) - ttft(b);
 }
 
 function tableFilters(panel, data, t) {
@@ -66,5 +69,5 @@ function tableRow(candidate, data, t, ctx, price) {
     h("td", {}, candidate.fits ? count(candidate.most_requests) : "–"),
     h("td", {}, figure("ttft")), h("td", {}, figure("tpot")), h("td", {}, predictions ? digits(candidate.tokens_per_gpu) : "–"),
     price ? h("td", {}, candidate.cost_per_million == null ? "–" : `$ ${digits(candidate.cost_per_million)}`) : null,
-    h("td", { class: "lk-why-cell", lang: "en" }, candidate.reason));
+    layout === data.chosen ? h("td", { class: "lk-why-cell" }, h("b", {}, t("answer.smallest"))) : spoken("td", { class: "lk-why-cell" }, candidate.reason, t));
 }

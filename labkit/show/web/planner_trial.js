@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { key, Panel } from "./panel.js";
 import { paintRows, predictedLegend, rowsTable } from "./planner_percentiles.js";
 import { StickyEnd } from "./scale.js";
-import { digits, milliseconds } from "./text.js";
+import { digits, milliseconds, percent } from "./text.js";
 
 export function trialPanel(ctx) {
   const ends = { ttft: new StickyEnd(), tpot: new StickyEnd() };
@@ -13,7 +13,7 @@ export function trialPanel(ctx) {
     id: "trial",
     pick: (frame) => ({ trial: frame.trial, here: frame.here, layout: ctx.card().candidate?.layout ?? "" }),
     empty: ({ trial }, t) => (trialRows(trial).length ? "" : trialEmpty(trial, t)),
-    legend: ({ trial }, t) => (trial ? (trial.calibrated ? predictedLegend(t, true) : [key("lk-measured-swatch", t("percentiles.measured"))]) : []),
+    legend: ({ trial }, t) => (trial ? (trial.calibrated ? predictedLegend(t, "trial.band") : [key("lk-measured-swatch", t("percentiles.measured"))]) : []),
     paint: (panel, svg, { trial }, width) => paintRows(svg, trialRows(trial), width, ends),
     below: (data, t) => trialBelow(data, t, ctx),
     table: ({ trial }, t) => rowsTable(trialRows(trial), t),
@@ -32,9 +32,10 @@ function trialEmpty(trial, t) {
   return t(trial.role === "switching" ? "trial.switching" : "trial.running", { n: trial.n });
 }
 
-function trialOff({ name, predicted, measured }, t) {
-  const off = predicted == null ? "–" : `${measured >= predicted ? "+" : "−"}${digits(Math.abs((measured / predicted - 1) * 100))} %`;
-  return t("trial.off", { name, predicted: milliseconds(predicted), measured: milliseconds(measured), off });
+function trialOff({ name, predicted, low, high, measured }, t) {
+  if (predicted == null) return `${name} ${milliseconds(measured)}`;
+  const off = `${measured >= predicted ? "+" : "−"}${percent(Math.abs(measured / predicted - 1))}`;
+  return t("trial.off", { name, predicted: milliseconds(predicted), low: milliseconds(low), high: milliseconds(high), measured: milliseconds(measured), off });
 }
 
 function trialBelow({ trial, here, layout }, t, ctx) {
@@ -46,7 +47,9 @@ function trialBelow({ trial, here, layout }, t, ctx) {
   const uncalibrated = trial && !trial.calibrated ? h("p", { class: "lk-muted" }, t("trial.uncalibrated")) : null;
   const rows = trialRows(trial).filter((row) => row.predicted != null);
   const off = rows.length ? h("ul", { class: "lk-offs" }, rows.map((row) => h("li", {}, trialOff(row, t)))) : null;
-  return [what, off, uncalibrated, refusal && !runs ? h("p", { class: "lk-muted" }, refusal) : null, h("div", { class: "lk-buttons" }, button)].filter(Boolean);
+  const calibrated = trial?.calibrated ? h("p", { class: "lk-muted" }, t("trial.calibrated", { at: trial.calibrated_at.slice(0, 16).replace("T", " ") }), " ",
+    h("span", { lang: "en" }, (trial.notes ?? []).join(" "))) : null;
+  return [what, off, calibrated, uncalibrated, refusal && !runs ? h("p", { class: "lk-muted" }, refusal) : null, h("div", { class: "lk-buttons" }, button)].filter(Boolean);
 }
 
 /** Why the layout cannot run here; empty where it can. The server's own table decides. */
