@@ -74,12 +74,17 @@ def test_ctrl_c_leaves_no_traceback(wait_s: float):
     """Among the imports, and in the middle of a simulation."""
     words = changed(SIMULATE, workload="1000/300", rate="10", num_requests="2000000")
     start = "import labkit.start; print('here', flush=True); labkit.start.main()"
-    process = subprocess.Popen([sys.executable, "-c", start, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True)  # fmt: skip
-    assert process.stdout is not None and process.stdout.readline() == "here\n"
-    time.sleep(wait_s)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job has it ignored
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "here\n"
+        time.sleep(wait_s)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert out == "" and err in ("", "labkit: stopped.\n")
     assert process.returncode in (130, -signal.SIGINT)
 
