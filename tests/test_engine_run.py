@@ -27,6 +27,8 @@ from labkit.layout import read_layout
 from labkit.paths import data_dir, home_dir, repo_dir
 from labkit.plan.deploy import deploy_flags
 
+pytestmark = pytest.mark.engine
+
 STAND_IN = Path(__file__).parent / "cluster" / "stand_in_engine.py"
 
 

@@ -22,6 +22,8 @@ from labkit.cluster.engine_shm import SHM
 from labkit.cluster.engines import started
 from labkit.cluster.topology import Gpu, Machine
 
+pytestmark = pytest.mark.engine  # one start removes what any other has left behind
+
 STAND_IN = Path(__file__).with_name("stand_in_engine.py")
 CPU = Machine("here", 4, 1 << 34, 1 << 33, None, (), "none")
 GPUS = Machine("there", 64, 1 << 40, 1 << 40, None, (Gpu(0, "H200", 1 << 37),), "")
