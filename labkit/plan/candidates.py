@@ -16,8 +16,7 @@ from labkit.layout import AXES, AnyLayout, Layout, LayoutError, pools_of
 from labkit.layout.choices import candidate_layouts, simplicity
 from labkit.layout.legality import reasons_against
 from labkit.plan.case import Case, predict
-from labkit.plan.chips import chip_of
-from labkit.plan.memory import MemoryPlan, memory_plan
+from labkit.plan.memory import MemoryPlan, memory_on
 from labkit.plan.objective import Outcome, judge, spoken_ms
 from labkit.plan.predict import Prediction
 from labkit.plan.work import EngineSettings
@@ -144,8 +143,7 @@ def evaluate(case: Case, layout: Layout, settings: EngineSettings | None = None)
         reasons = tuple(filter(None, (engine_reason(case.engine, layout),)))
     if reasons:
         return Candidate(layout, settings, False, False, False, in_turn(*reasons), "illegal")
-    device = case.hardware.device
-    memory = memory_plan(layout, case.spec, device.memory_bytes, settings, chip=chip_of(device.name))
+    memory = memory_on(layout, case.spec, case.hardware, settings)
     if not memory.fits:
         return Candidate(layout, settings, True, False, False, memory.reason, "memory", memory)
     if memory.kv_tokens < case.demand.longest_tokens:

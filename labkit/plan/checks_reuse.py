@@ -10,10 +10,9 @@ from dataclasses import replace
 from labkit.layout import Layout, imbalance, plain_placement
 from labkit.plan.case import cost_of_step, decode_work, prefill_work
 from labkit.plan.checks import FAILED, MANY, NOT_MEASURED, PASSED, Check, Look, spoken
-from labkit.plan.chips import chip_of
 from labkit.plan.choose import without_pcp
 from labkit.plan.cost import step_cost
-from labkit.plan.memory import memory_plan
+from labkit.plan.memory import memory_on
 from labkit.said import say
 
 LONGEST = 1 << 20
@@ -65,8 +64,7 @@ def dcp_checks(look: Look) -> Iterator[Check]:
     bare = replace(layout, dcp=1)
     settings, memory = look.candidate.settings, look.candidate.memory
     assert memory is not None
-    device = case.hardware.device
-    held = memory_plan(bare, case.spec, device.memory_bytes, settings, chip=chip_of(device.name))
+    held = memory_on(bare, case.spec, case.hardware, settings)
     needed = look.in_flight * case.demand.tokens_each
     yield Check("dcp", say("resident tokens"), PASSED if memory.kv_tokens >= needed else FAILED,
                 say("KV for {tokens:,} tokens instead of {without:,}; {needed:,.0f} are resident at this load.",

@@ -17,11 +17,10 @@ import numpy as np
 
 from labkit.layout import AnyLayout, pools_of
 from labkit.model.shapes import ModelSpec
-from labkit.plan.chips import chip_of
 from labkit.plan.cost import step_cost
 from labkit.plan.engine_cost import engine_constants
 from labkit.plan.hardware import Hardware
-from labkit.plan.memory import MemoryPlan, memory_plan
+from labkit.plan.memory import MemoryPlan, memory_on
 from labkit.plan.sim.request import SimRequest
 from labkit.plan.sim.result import SimResult, first_ones
 from labkit.plan.simulate import Options, simulate
@@ -40,11 +39,6 @@ def num_requests(layout: AnyLayout, concurrency: int) -> int:
     return max(LEAST, EACH_REPLICA * replicas, ROUNDS * concurrency)
 
 
-def memory_of(layout: AnyLayout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings) -> MemoryPlan:
-    device = hardware.device
-    return memory_plan(layout, spec, device.memory_bytes, settings, chip=chip_of(device.name))
-
-
 def served(
     requests: Sequence[SimRequest], layout: AnyLayout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings,
     engine: str = "vllm", *, concurrency: int = 0, kv_blocks: int = 0, routing: str = "least-work",
@@ -58,7 +52,7 @@ def served(
     ahead = settings.policy == "vllm" if ahead is None else ahead
     return simulate(
         requests, layout, costs(layout, spec, hardware, settings, engine),
-        kv_blocks or usable_blocks(memory_of(layout, spec, hardware, settings)), settings, concurrency=concurrency,
+        kv_blocks or usable_blocks(memory_on(layout, spec, hardware, settings)), settings, concurrency=concurrency,
         options=Options(routing=routing, ahead=ahead, window=spec.sliding_window or 0), on_progress=on_progress,
         frontend_s=front_end_s(requests, engine, spec, rng),
     )  # fmt: skip

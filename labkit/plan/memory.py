@@ -17,7 +17,8 @@ from labkit.layout.slices import counted_tensors, slice_bytes, slice_tensor
 from labkit.model.shapes import ModelSpec
 from labkit.model.tensors import EMBEDDING, EXPERTS, HEAD
 from labkit.plan import memory_terms as terms
-from labkit.plan.chips import HOPPER, Chip
+from labkit.plan.chips import HOPPER, Chip, chip_of
+from labkit.plan.hardware import Hardware
 from labkit.plan.kv_groups import KvGroups, kv_groups
 from labkit.plan.work import EngineSettings
 from labkit.said import in_turn, say
@@ -185,6 +186,12 @@ def memory_plan(
         layout, tuple(ranks), tightest.groups.block_bytes, 0 if problems else tightest.kv_blocks,
         tightest.groups.block_size, not problems, in_turn(*problems), tuple(plans), settings,
     )  # fmt: skip
+
+
+def memory_on(layout: AnyLayout, spec: ModelSpec, hardware: Hardware, settings: EngineSettings) -> MemoryPlan:
+    """`memory_plan` with the memory and the engine's kernels of that hardware's GPUs."""
+    device = hardware.device
+    return memory_plan(layout, spec, device.memory_bytes, settings, chip=chip_of(device.name))
 
 
 def _refused(layout: AnyLayout, settings: EngineSettings, reason: str) -> MemoryPlan:

@@ -15,8 +15,7 @@ from labkit.layout import Deployment, Layout
 from labkit.layout.legality import is_legal
 from labkit.plan.candidates import Candidate, judged
 from labkit.plan.case import Case, computed_prompt, cost_of_step, decode_work
-from labkit.plan.chips import chip_of
-from labkit.plan.memory import MemoryPlan, memory_plan
+from labkit.plan.memory import MemoryPlan, memory_on
 from labkit.plan.objective import spoken_ms
 from labkit.plan.predict import Prediction, predict_open
 from labkit.said import say
@@ -54,9 +53,7 @@ def pool_candidates(case: Case, fewer_than: int) -> list[Candidate]:
 
 def pool_candidate(case: Case, deployment: Deployment) -> Candidate:
     prefill, decode = (pool.layout for pool in deployment.pools)
-    device = case.hardware.device
-    plans = [memory_plan(one, case.spec, device.memory_bytes, case.settings, chip=chip_of(device.name))
-             for one in (prefill, decode)]  # fmt: skip
+    plans = [memory_on(one, case.spec, case.hardware, case.settings) for one in (prefill, decode)]
     lacking = next((plan for plan in plans if not plan.fits), None)
     if lacking is not None:
         return Candidate(deployment, case.settings, True, False, False, lacking.reason, "memory", lacking)

@@ -57,11 +57,9 @@ def _capacity(
     output: float,
 ) -> float:  # fmt: skip
     """Requests that one replica holds at once. Raises ValueError with the reason when the model does not fit."""
-    from labkit.plan.chips import chip_of
-    from labkit.plan.memory import memory_plan
+    from labkit.plan.memory import memory_on
 
-    device = hardware.device
-    plan = memory_plan(layout, spec, device.memory_bytes, settings, chip=chip_of(device.name))
+    plan = memory_on(layout, spec, hardware, settings)
     if not plan.fits:
         raise ValueError(plan.reason)
     held = RESERVED_OUTPUT[engine] if settings.policy == "vllm" else 1.0

@@ -187,13 +187,11 @@ def replay(rows: list[RequestRow], setup: Setup, cost: StepCost, kv_blocks: int)
 
 def planned_blocks(setup: Setup, spec: ModelSpec, gpus: str) -> int:
     """The run's own count where it was logged, the planner's otherwise."""
-    from labkit.plan.chips import chip_of
-    from labkit.plan.memory import memory_plan
+    from labkit.plan.memory import memory_on
 
     if setup.kv_blocks:
         return setup.kv_blocks
-    device = load_hardware(gpus).device
-    plan = memory_plan(setup.layout, spec, device.memory_bytes, setup.settings, chip=chip_of(device.name))
+    plan = memory_on(setup.layout, spec, load_hardware(gpus), setup.settings)
     if not plan.fits:
         raise ValueError(plan.reason)
     return plan.kv_blocks

@@ -35,9 +35,7 @@ def stage_time(
     )
     full, window = shape.context_bytes * kv, shape.window_context_bytes * kv
     token = c.hidden_passes * shape.hidden_bytes / bandwidth
-    small = sum(axis.small_ops * min(axis.small_limit_s, c.reduce_s) + axis.both_latency_s for axis in shape.axes)
-    always = small + c.layer_s * shape.layers + c.expert_layer_s * shape.moe_layers
-    always += c.latent_layer_s * shape.latent_layers + c.linear_layer_s * shape.linear_layers
+    always = _always(shape, c)
     prefill_once = sum(axis.prefill_latency_s for axis in shape.axes)
     decode_once = sum(axis.decode_latency_s for axis in shape.axes)
     prefill_token = sum(axis.prefill_token_s for axis in shape.axes)
@@ -76,6 +74,13 @@ def stage_time(
         return (total**LAUNCH_CORNER + launched**LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
 
     return seconds
+
+
+def _always(shape: StageShape, c: EngineConstants) -> float:
+    """Seconds of a step whatever is in it: small all-reduces, latencies, and what each layer takes to be begun."""
+    small = sum(axis.small_ops * min(axis.small_limit_s, c.reduce_s) + axis.both_latency_s for axis in shape.axes)
+    dense = c.layer_s * shape.layers + c.expert_layer_s * shape.moe_layers
+    return small + dense + c.latent_layer_s * shape.latent_layers + c.linear_layer_s * shape.linear_layers
 
 
 def _spared(axis: AxisCost, work: StepWork) -> float:

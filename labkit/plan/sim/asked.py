@@ -11,9 +11,9 @@ from labkit.layout import AnyLayout, read_layout
 from labkit.measure.metrics import Objective
 from labkit.model.shapes import ModelSpec
 from labkit.model.spec import load_spec
-from labkit.plan.experiment import memory_of, num_requests, served
+from labkit.plan.experiment import num_requests, served
 from labkit.plan.hardware import load_hardware
-from labkit.plan.memory import MemoryPlan
+from labkit.plan.memory import MemoryPlan, memory_on
 from labkit.plan.sim.load import trace_requests, workload_requests
 from labkit.plan.sim.request import SimRequest
 from labkit.plan.sim.result import SimResult
@@ -56,7 +56,7 @@ class Asked:
         spec, hardware, layout = load_spec(self.model), load_hardware(self.gpus, self.nodes), read_layout(self.layout)
         if layout.world_size > hardware.num_gpus:
             raise ValueError(f"{layout} needs {layout.world_size} GPUs, and {self.gpus} has {hardware.num_gpus}.")
-        memory = memory_of(layout, spec, hardware, self.settings)
+        memory = memory_on(layout, spec, hardware, self.settings)
         if not memory.fits and not self.kv_blocks:
             raise ValueError(memory.reason)
         requests = self.requests(spec, layout)
