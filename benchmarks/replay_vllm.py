@@ -48,6 +48,9 @@ class Times:
     def parts(self, work: StepWork) -> dict[str, float]:
         return {part: self.factor * seconds for part, seconds in self._cost.parts(work).items()}
 
+    def shared_rows(self, rows: Sequence[float]) -> float:
+        return self._cost.shared_rows(rows)
+
     def handoff_seconds(self, num_tokens: int) -> float:
         return self._cost.handoff_seconds(num_tokens)
 

@@ -8,7 +8,7 @@ where the work does not say what their mean is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from labkit.plan.engine_cost import (
     EngineConstants,
     axis_seconds,
     engine_constants,
+    graph_padding,
     launch_seconds,
     not_shorter,
     work_seconds,
@@ -112,6 +113,14 @@ class RooflineCost:
     def interval(self, work: StepWork) -> float:
         return self.constants.step_s + max(stage(work) for stage in self._stages)
 
+    def shared_rows(self, rows: Sequence[float]) -> float:
+        """What experts that replicas share see of each of them, by the new tokens of all. Graphs are replayed for all
+        replicas or for none, and then all are padded to the largest (vLLM's data parallelism; its forward context)."""
+        largest = max(rows)
+        if largest <= self.graph_tokens:
+            return largest + graph_padding(largest, self.graph_tokens)
+        return sum(rows) / len(rows)
+
     def _skew(self, shape: StageShape) -> float:
         return self.skew if shape.expert_spread > 1 else 1.0
 
@@ -119,11 +128,13 @@ class RooflineCost:
         """Waiting for the host's launches counts as overhead."""
         total = dict.fromkeys(PARTS, 0.0)
         total["overhead"] = self.constants.step_s
+        padding = graph_padding(work.prefill_tokens + work.decodes, self.graph_tokens)
         for shape in self.shapes:
-            found = dict(zip(PARTS, work_seconds(shape, self.constants, self.bandwidth, work), strict=True))
+            each = work_seconds(shape, self.constants, self.bandwidth, work, padding)
+            found = dict(zip(PARTS, each, strict=True))
             found["experts"] *= self._skew(shape)
             for axis in shape.axes:
-                found[axis.axis] = axis_seconds(axis, self.constants, work)
+                found[axis.axis] = axis_seconds(axis, self.constants, work, padding)
             busy = sum(found.values())
             if work.prefill_tokens:
                 found["overhead"] += not_shorter(

@@ -75,18 +75,20 @@ class EngineConstants:
     """Columns at which an expert's matrices are so thin that half of the efficiency is left."""
 
 
-def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any) -> tuple[Any, ...]:
+def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any, padding: Any = 0) -> tuple[Any, ...]:
     """(matrices, experts, attention, kv, head, elementwise, overhead) of one stage, in seconds, without what crosses.
 
-    `shape`: a StageShape, `c`: EngineConstants, `work`: a StepWork (or the same names as arrays).
+    `shape`: a StageShape, `c`: EngineConstants, `work`: a StepWork (or the same names as arrays), `padding`: rows that
+    a graph computes beside those of the work (`graph_padding`).
     """
-    tokens = work.prefill_tokens * shape.prefill_share + work.decodes
+    own = work.prefill_tokens * shape.prefill_share + work.decodes
+    tokens = own + padding
     p = c.corner
     matrices = _corner(
         shape.dense_bytes / (bandwidth * c.weight_efficiency),
         shape.dense_flops * tokens / (shape.dense_rate * c.matrix_efficiency), p,
     )  # fmt: skip
-    experts = _expert_seconds(shape, c, bandwidth, tokens * mean_share(work))
+    experts = _expert_seconds(shape, c, bandwidth, own * mean_share(work) if work.mean_tokens else tokens)
     pairs = work.prefill_pairs * shape.pair_flops + work.prefill_window_pairs * shape.window_pair_flops
     attention = pairs * shape.prefill_share / (shape.attention_rate * c.attention_efficiency)
     context = (work.decode_context + work.prefill_context) * shape.context_bytes
@@ -138,21 +140,36 @@ def not_shorter(seconds: Any, launches: Any, work: Any, graph_tokens: Any = 0) -
     return (seconds**LAUNCH_CORNER + (launches * prefilling) ** LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
 
 
-def axis_seconds(axis: Any, c: Any, work: Any) -> Any:
-    """What one axis's operations take in a step. `axis`: an AxisCost."""
+def graph_padding(rows: float, largest: int) -> float:
+    """Rows that a replayed graph computes beside the `rows` of a step: up to the next captured size, of which vLLM has
+    1, 2, 4, every 8th below 256 and every 16th from there (docs.vllm.ai, CompilationConfig.cudagraph_capture_sizes). 0
+    beyond the `largest`, where no graph is replayed."""
+    if rows > largest or rows <= 0:
+        return 0.0
+    if rows <= 4:
+        return next(size for size in (1, 2, 4) if rows <= size) - rows
+    return -rows % (8 if rows <= 248 else 16)
+
+
+def axis_seconds(axis: Any, c: Any, work: Any, padding: Any = 0) -> Any:
+    """What one axis's operations take in a step. `axis`: an AxisCost, `padding`: as in `work_seconds`."""
     small = (axis.small_limit_s + c.reduce_s - abs(axis.small_limit_s - c.reduce_s)) / 2  # the smaller of the two
     prefilling = work.prefill_tokens / (work.prefill_tokens + 1)
     decoding = work.decodes / (work.decodes + 1)
     moved = axis.prefill_token_s * work.prefill_tokens + axis.decode_token_s * work.decodes
+    if work.mean_tokens and axis.gathered_from:
+        moved = moved * gathered_share(axis.gathered_from, work)
+    else:
+        moved = moved + axis.decode_token_s * padding
     return (
         axis.small_ops * small + axis.both_latency_s
         + axis.prefill_latency_s * prefilling + axis.decode_latency_s * decoding
-        + moved * gathered_share(axis.gathered_from, work) + axis.logit_s * work.logits
+        + moved + axis.logit_s * work.logits
     )  # fmt: skip
 
 
 def mean_share(work: Any) -> Any:
-    """Tokens of the mean replica over this one's: what shared experts compute for, where replicas are not alike."""
+    """Rows of the mean replica over this one's: what shared experts compute for, where replicas are not alike."""
     return work.mean_tokens / max(1, work.prefill_tokens + work.decodes) if work.mean_tokens else 1.0
 
 

@@ -139,6 +139,9 @@ class FittedCost:
             found[self.axis] = fixed + rows
         return found
 
+    def shared_rows(self, rows: Sequence[float]) -> float:
+        return sum(rows) / len(rows)
+
     def handoff_seconds(self, num_tokens: int) -> float:
         return self.handoff_token_s * num_tokens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from labkit.plan.engine_cost import LAUNCH_CORNER, EngineConstants, gathered_share, launch_seconds, mean_share
+from labkit.plan.engine_cost import LAUNCH_CORNER, EngineConstants, gathered_share, graph_padding, launch_seconds, mean_share
 from labkit.plan.stage_shape import AxisCost, StageShape
 from labkit.plan.work import StepWork
 
@@ -41,19 +41,23 @@ def stage_time(
     prefill_token = sum(axis.prefill_token_s for axis in shape.axes)
     gathered = [axis for axis in shape.axes if axis.gathered_from]
     decode = sum(axis.decode_token_s for axis in shape.axes) + c.sequence_s + shape.state_bytes * kv
+    padded_token = sum(axis.decode_token_s for axis in shape.axes)
     row = sum(axis.logit_s for axis in shape.axes)
     launches = launch_seconds(shape, c)
 
     def seconds(work: StepWork) -> float:
         prompt, decodes, logits = work.prefill_tokens, work.decodes, work.logits
-        tokens = prompt * share + decodes
+        padding = graph_padding(prompt + decodes, graph_tokens)
+        own = prompt * share + decodes
+        tokens = own + padding
         total = always + (dense_memory + (dense_token * tokens) ** p) ** q + token * tokens
         total += (head_memory + (head_row * logits) ** p) ** q + decode * decodes + row * logits
+        total += padded_token * padding
         total += full * (work.decode_context + work.prefill_context)
         if window:
             total += window * (work.decode_window_context + work.prefill_context)
         if expert_memory:
-            shared = tokens * mean_share(work)
+            shared = own * mean_share(work) if work.mean_tokens else tokens
             touched = 1 - miss ** (shared * replicas)
             busiest, uneven = touched, 1.0
             if spread:
@@ -61,7 +65,7 @@ def stage_time(
                 uneven = min(3.0, 1 + spread / (shared * replicas * hit + 1e-6) ** 0.5)
             total += skew * ((expert_memory * busiest) ** p + (expert_token * shared * uneven) ** p) ** q
         if work.mean_tokens:
-            total -= sum(_spared(axis, work) for axis in gathered)
+            total -= sum(_spared(axis, work, padding) for axis in gathered)
         if decodes:
             total += decode_once * decodes / (decodes + 1)
         if not prompt:
@@ -83,7 +87,7 @@ def _always(shape: StageShape, c: EngineConstants) -> float:
     return small + dense + c.latent_layer_s * shape.latent_layers + c.linear_layer_s * shape.linear_layers
 
 
-def _spared(axis: AxisCost, work: StepWork) -> float:
-    """Seconds that an axis takes less because the other replicas have fewer tokens than this one."""
+def _spared(axis: AxisCost, work: StepWork, padding: float) -> float:
+    """Seconds that an axis takes less because the other replicas have fewer rows than this one with its padding."""
     moved = axis.prefill_token_s * work.prefill_tokens + axis.decode_token_s * work.decodes
-    return (1 - gathered_share(axis.gathered_from, work)) * moved
+    return (1 - gathered_share(axis.gathered_from, work)) * moved + axis.decode_token_s * padding

@@ -6,6 +6,7 @@ millions of them. No clock, no tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,7 +35,8 @@ class StepWork:
     logits: int = 0
     """Rows that get logits: the decodes and the prompts that end here."""
     mean_tokens: float = 0.0
-    """New tokens of a replica on average, over all that share experts and step together; 0: as many as here on each."""
+    """Rows of a replica on average, over all that share experts and step together, padding counted; 0: as many as here
+    on each."""
 
 
 class StepCost(Protocol):
@@ -49,6 +51,9 @@ class StepCost(Protocol):
 
     def parts(self, work: StepWork) -> dict[str, float]:
         """Seconds by part (matrices, attention, kv, communication by axis, overhead …); they add up to `seconds`."""
+
+    def shared_rows(self, rows: Sequence[float]) -> float:
+        """`StepWork.mean_tokens` of replicas that step together, by their new tokens."""
 
     def handoff_seconds(self, num_tokens: int) -> float:
         """To move the KV of `num_tokens` from a prefill pool to a decode pool."""

@@ -36,6 +36,9 @@ class Affine:
     def parts(self, work: StepWork) -> dict[str, float]:
         return {"all": self.seconds(work)}
 
+    def shared_rows(self, rows) -> float:
+        return sum(rows) / len(rows)
+
     def handoff_seconds(self, num_tokens: int) -> float:
         return self.handoff * num_tokens
 

@@ -10,6 +10,7 @@ from labkit.layout import Layout, LayoutError
 from labkit.model.spec import load_spec
 from labkit.plan.closed_loop import closed_loop, decode_work, prefill_work
 from labkit.plan.cost import RooflineCost, largest_graph, step_cost
+from labkit.plan.engine_cost import graph_padding
 from labkit.plan.hardware import load_hardware
 from labkit.plan.work import EngineSettings, StepWork
 
@@ -194,3 +195,26 @@ def test_a_gpu_that_holds_its_clock_multiplies_faster_than_its_datasheet_says() 
     shape = cost("tp1", "llama-3.1-8b", "1xrtx4090").shapes[0]
     assert shape.dense_rate == shape.attention_rate == pytest.approx(165.2e12 * geforce.sustained)
     assert load_hardware("1xl40s").device.sustained < 1
+
+
+def test_a_graph_computes_the_rows_of_its_captured_size() -> None:
+    rows = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 247: 248, 249: 256, 256: 256, 257: 272, 512: 512}
+    assert {each: each + graph_padding(each, 512) for each in rows} == rows
+    assert graph_padding(0, 512) == graph_padding(513, 512) == graph_padding(5, 0) == 0
+    found = cost("tp2", "qwen3-30b-a3b")
+    at_65, at_72 = (found.parts(decode(num, 1000)) for num in (65, 72))
+    assert {part for part in at_65 if at_65[part] == at_72[part]} >= {"experts", "matrices", "elementwise"}
+    assert at_72["tp"] - at_65["tp"] < 1e-5  # logits, of real ones only
+    assert at_65["overhead"] < at_72["overhead"] and at_65["kv"] < at_72["kv"]  # what is done for real ones only
+    eager = cost("tp2", "qwen3-30b-a3b", graph_tokens=0)
+    assert eager.parts(decode(65, 1000))["experts"] < at_65["experts"]
+
+
+def test_graphs_pad_all_replicas_to_the_largest_or_none() -> None:
+    found = cost("dp2xep2", "qwen3-30b-a3b")
+    assert found.shared_rows([65, 20]) == 72
+    assert found.shared_rows([600, 20]) == 310  # no graph is that large: nobody is padded
+    alone, padded = (found.parts(replace(decode(65, 1000), mean_tokens=rows)) for rows in (42.5, 72.0))
+    alike = found.parts(decode(65, 1000))
+    assert padded["ep"] == pytest.approx(alike["ep"]) and padded["experts"] == pytest.approx(alike["experts"])
+    assert alone["ep"] < alike["ep"] and alone["experts"] < alike["experts"]

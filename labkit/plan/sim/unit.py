@@ -86,10 +86,11 @@ class Unit:
         return Pace(1, first)
 
     def _mean_tokens(self, plans: list[tuple[SimReplica, SimPlan]]) -> float:
-        """New tokens of a replica in this step, those that idle along counted: what their shared experts see."""
+        """Rows of a replica in this step, those that idle along counted: what their shared experts see."""
+        idle = len(self.replicas) - len(plans)
         if len(self.replicas) == 1:
             return 0.0
-        return sum([sum(plan.chunks) + plan.num_decodes for _, plan in plans]) / len(self.replicas)
+        return self.cost.shared_rows([sum(plan.chunks) + plan.num_decodes for _, plan in plans] + [0] * idle)
 
     def _num_alike(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> int:
         for _, plan in plans:
