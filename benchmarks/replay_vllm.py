@@ -61,12 +61,11 @@ class Recorded:
         meta = requests.with_name(f"{self.name}.meta.json")
         self.rows = replay.read_rows(requests)
         self.setup = replay.read_setup(json.loads(meta.read_text()), meta.name)
-        self.gpus = f"{self.setup.layout.world_size}x{self.setup.gpus}"
         spec = load_spec(replay.model_name(self.setup.model))
         self.cost = step_cost(
-            self.setup.layout, spec, load_hardware(self.gpus), self.setup.settings, version=self.setup.version
+            self.setup.layout, spec, load_hardware(self.setup.gpus), self.setup.settings, version=self.setup.version
         )
-        self.blocks = replay.planned_blocks(self.setup, spec, self.gpus)
+        self.blocks = replay.planned_blocks(self.setup, spec)
         self.real = replay.measured(self.rows)
 
     def predict(self, factor: float = 1.0) -> dict[str, dict[str, float]]:

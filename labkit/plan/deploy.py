@@ -145,13 +145,14 @@ def _of_server(server: _Server, plan: _Plan) -> Iterator[Command]:
     num_nodes = (server.first + size - 1) // plan.gpus_per_node - node + 1
     if num_nodes > 1:
         _check_nodes(server, size, num_nodes, plan)
-    notes = _notes(flags, words, plan.spec)
+    exchange, needs = _exchange(plan.engine, server, num_nodes)
+    notes = (*_notes(flags, words, plan.spec), *needs)
     if num_nodes > 1 and plan.engine == "trtllm":
         launcher = ["srun", "-N", str(num_nodes), "-n", str(size), "--mpi=pmix", "trtllm-llmapi-launch"]
         yield _command(server, plan, flags, words, node, notes, launcher=launcher)
         return
     for index in range(num_nodes):
-        across = _across(plan.engine, index, num_nodes)
+        across = (*exchange, *_across(plan.engine, index, num_nodes))
         yield _command(server, plan, flags, words, node + index, notes if index == 0 else (), across=across)
 
 
@@ -212,6 +213,17 @@ def _across(engine: str, index: int, num_nodes: int) -> tuple[str, ...]:
         headless = ("--headless",) if index else ()
         return ("--nnodes", str(num_nodes), "--node-rank", str(index), "--master-addr", "FIRST_NODE", *headless)
     return ("--nnodes", str(num_nodes), "--node-rank", str(index), "--dist-init-addr", "FIRST_NODE:5000")
+
+
+def _exchange(engine: str, server: _Server, num_nodes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """vLLM's words, and what they need, for experts that replicas on several nodes share: its default gathers every
+    token everywhere, which the plan does not price between nodes (docs.vllm.ai, serving/expert_parallel_deployment)."""
+    if engine != "vllm" or num_nodes == 1 or not server.layout.attention_dp:
+        return (), ()
+    backend = "deepep_high_throughput" if server.role == "prefill" else "deepep_low_latency"
+    note = say("{backend} sends a token only to its experts' ranks, as the plan reckons; it needs DeepEP installed on "
+               "each node.", backend=backend)  # fmt: skip
+    return ("--all2all-backend", backend), (note,)
 
 
 def _notes(flags: DeployFlags, words: SettingWords, spec: ModelSpec | None) -> tuple[str, ...]:

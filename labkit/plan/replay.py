@@ -80,8 +80,9 @@ def read_rows(path: str | Path) -> list[RequestRow]:
     return rows
 
 
-def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") -> Setup:
-    """The engine of a meta file: its kwargs, and what it resolved them to where that is told."""
+def read_setup(meta: dict[str, Any], file_name: str = "", gpus: str = "", policy: str = "vllm") -> Setup:
+    """The engine of a meta file: its kwargs, and what it resolved them to where that is told. `gpus`: on what, such as
+    2xh100, where the file does not tell or others are to be tried."""
     if not isinstance(meta, dict) or not meta.get("model"):
         raise ValueError("The meta file names no model: it needs `model`, `engine_kwargs`, `kv_cache` and `hardware`.")
     for name in ("engine_kwargs", "resolved_config", "kv_cache", "hardware"):
@@ -104,11 +105,13 @@ def read_setup(meta: dict[str, Any], file_name: str = "", policy: str = "vllm") 
         enable_prefix_caching=bool(cache.get("enable_prefix_caching", True)),
         cuda_graphs=not kwargs.get("enforce_eager"),
     )
+    layout = Layout(dp=dp, pp=pp, tp=tp, ep=ep)
+    device = str(meta.get("hardware", {}).get("device_name", ""))
     return Setup(
         model=str(meta["model"]),
-        layout=Layout(dp=dp, pp=pp, tp=tp, ep=ep),
+        layout=layout,
         settings=settings,
-        gpus=_gpu_of(str(meta.get("hardware", {}).get("device_name", "")), file_name),
+        gpus=gpus or f"{layout.world_size}x{_gpu_of(device, file_name)}",
         kv_blocks=_count(cache, "num_gpu_blocks", 0),
         ahead=bool(scheduler.get("async_scheduling", _is_async(str(meta.get("vllm_version", ""))))),
         version=str(meta.get("vllm_version", "")),
@@ -149,7 +152,7 @@ def _gpu_of(device: str, file_name: str) -> str:
             if name.replace(" ", "").upper() in flat:
                 return ours
     raise ValueError(
-        f"The meta file names no GPU that is known ({device or 'none'}): say which with --gpus, such as --gpus h100."
+        f"The meta file names no GPU that is known ({device or 'none'}): say which with --gpus, such as --gpus 2xh100."
     )
 
 
@@ -185,13 +188,13 @@ def replay(rows: list[RequestRow], setup: Setup, cost: StepCost, kv_blocks: int)
     return simulate(requests_of(rows), setup.layout, cost, kv_blocks - 1, setup.settings, options=options)
 
 
-def planned_blocks(setup: Setup, spec: ModelSpec, gpus: str) -> int:
+def planned_blocks(setup: Setup, spec: ModelSpec) -> int:
     """The run's own count where it was logged, the planner's otherwise."""
     from labkit.plan.memory import memory_on
 
     if setup.kv_blocks:
         return setup.kv_blocks
-    plan = memory_on(setup.layout, spec, load_hardware(gpus), setup.settings)
+    plan = memory_on(setup.layout, spec, load_hardware(setup.gpus), setup.settings)
     if not plan.fits:
         raise ValueError(plan.reason)
     return plan.kv_blocks
@@ -203,12 +206,11 @@ def replay_files(requests: str | Path, meta: str | Path, gpus: str = "", engine:
     from labkit.plan.cost import step_cost
 
     rows = read_rows(requests)
-    setup = read_setup(_read_meta(meta), Path(meta).name)
-    gpus = gpus or f"{setup.layout.world_size}x{setup.gpus}"
+    setup = read_setup(_read_meta(meta), Path(meta).name, gpus)
     spec = load_spec(model_name(setup.model))
-    hardware = load_hardware(gpus)
+    hardware = load_hardware(setup.gpus)
     cost = step_cost(setup.layout, spec, hardware, setup.settings, engine, version=setup.version)
-    blocks = planned_blocks(setup, spec, gpus)
+    blocks = planned_blocks(setup, spec)
     result = replay(rows, setup, cost, blocks)
     real, guess = measured(rows), predicted(result)
     return {
@@ -220,7 +222,7 @@ def replay_files(requests: str | Path, meta: str | Path, gpus: str = "", engine:
         },
         "source": "predicted",
         "model": setup.model,
-        "gpus": gpus,
+        "gpus": setup.gpus,
         "layout": setup.layout.slug,
         "policy": setup.settings.policy,
         "async_scheduling": setup.ahead,

@@ -183,6 +183,15 @@ def test_a_policy_that_no_engine_has_is_noted():
     assert "no production engine reserves" in notes[0]
 
 
+def test_experts_over_nodes_are_exchanged_as_the_plan_reckons():
+    inside = commands("dp8xep8", "vllm", "qwen3-235b-a22b")
+    first, second = commands("dp16xep16", "vllm", "qwen3-235b-a22b")
+    assert "--all2all-backend" not in words(inside[0]) and not inside[0].notes
+    assert value(first, "--all2all-backend") == value(second, "--all2all-backend") == "deepep_low_latency"
+    assert any("DeepEP" in note for note in first.notes) and not second.notes
+    assert "--all2all-backend" not in words(commands("dp16xep16", "sglang", "qwen3-235b-a22b")[0])
+
+
 PARSE = """
 import json, sys
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -204,13 +213,15 @@ def test_vllms_own_parser_reads_the_commands_as_they_are_meant():
     settings = EngineSettings(max_model_len=4096, kv_cache_dtype="fp8", enable_prefix_caching=False, cuda_graphs=False,
                               block_size=32, max_num_seqs=48, gpu_memory_utilization=0.85)  # fmt: skip
     made = commands("dp2xtp8", "vllm", settings=settings, workload=Asked(), objective=Wanted())
+    made += commands("dp16xep16", "vllm", "qwen3-235b-a22b")
     made += commands("prefill:pcp2xtp2,decode:tp4", "vllm") + commands("dp2xtp2xep4", "vllm", "qwen3-235b-a22b")
     asked = [said for said in map(words, made) if said[0] == "vllm"]
     done = subprocess.run([os.environ["LABKIT_VLLM_PYTHON"], "-c", PARSE], input=json.dumps(asked),
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     read = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    first, second, bench, prefill, _, experts = read
+    first, second, bench, wide, _, prefill, _, experts = read
+    assert wide["all2all_backend"] == "deepep_low_latency"
     assert (first["tensor_parallel_size"], first["data_parallel_size"], first["nnodes"]) == (8, 2, 2)
     assert (first["max_num_seqs"], first["gpu_memory_utilization"], first["block_size"]) == (48, 0.85, 32)
     assert first["enable_prefix_caching"] is False and first["enforce_eager"] is True and second["headless"] is True

@@ -46,14 +46,15 @@ def test_a_run_replayed_with_its_own_cost_gives_its_own_figures():
 
 def test_a_meta_file_is_read_as_vllm_means_it():
     setup = replay.read_setup(META)
-    assert (setup.gpus, setup.kv_blocks, setup.ahead, setup.layout.slug) == ("rtx4090", 201, True, "tp1")
+    assert (setup.gpus, setup.kv_blocks, setup.ahead, setup.layout.slug) == ("1xrtx4090", 201, True, "tp1")
     assert setup.settings.max_num_seqs == 8 and setup.settings.policy == "vllm"
     spread = {**META, "engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": True}, "hardware": {}}
-    assert replay.read_setup(spread, "RTXPRO6000_Qwen3.meta.json").gpus == "rtxpro6000"
+    assert replay.read_setup(spread, "RTXPRO6000_Qwen3.meta.json").gpus == "2xrtxpro6000"
     assert replay.read_setup(spread, "RTXPRO6000_Qwen3.meta.json").layout.slug == "dp2xep2"
     assert not replay.read_setup({**META, "vllm_version": "0.10.2"}).ahead
-    with pytest.raises(ValueError, match="--gpus h100"):
+    with pytest.raises(ValueError, match="--gpus 2xh100"):
         replay.read_setup(spread, "run.json")
+    assert replay.read_setup(spread, "run.json", "2xh100").gpus == "2xh100"
 
 
 def test_the_command_puts_both_side_by_side(tmp_path):
