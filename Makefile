@@ -13,16 +13,15 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "labkit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Say which: make PYTHON=python3.12 …"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing labkit and its pinned dependencies into $(VENV) (a few minutes the first time) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
 	@touch $@
 
 lab: setup
 	@$(BIN)/labkit lab $(ARGS)
 
-# Ranks and browsers need both cores for themselves; what only computes shares them.
+# A file of tests at a time on each of two workers: ranks and browsers mostly wait. The labs measure, one by one.
 test: setup
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not engine and not browser" tests
-	@$(BIN)/python -m pytest -m "not slow and (engine or browser)" tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests
 	@$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=240 -p no:cacheprovider labs dashboards
 
 check: setup

@@ -201,14 +201,15 @@ def looked_at_again(calibration: Calibration, folder: Path) -> list[dict[str, An
 
 def measure(calibration: Calibration, options: Any) -> tuple[list[dict[str, Any]], float]:
     """The rows, and the share of the cores that others had meanwhile. Each round runs every workload on every layout
-    once, so that a machine that drifts does it to all of them.
+    once, there or back, so that a machine that drifts does it to all of them.
     """
     rates = {name: rate_for(calibration.cost("tp1"), name, options) for name in options.workloads}
     turns: dict[tuple[str, str], list[Turn]] = {(w, one): [] for w in options.workloads for one in options.layouts}
     with own_lab(model=options.model, ranks=2) as lab:
         meter = Others([os.getpid(), server_pid()])
         for turn in range(options.rounds):
-            for (workload, layout), so_far in turns.items():
+            there_and_back = reversed(turns.items()) if turn % 2 else turns.items()
+            for (workload, layout), so_far in there_and_back:
                 run = run_one(lab, layout, workload, rates[workload], options.seed + turn, options)
                 so_far.append(run)
                 if options.keep:

@@ -105,9 +105,12 @@ def measure_layout(
     *,
     effort: float = 1.0,
     seed: int = 0,
+    every: int = 1,
     on_progress: OnProgress | None = None,
 ) -> Measured:
-    """Switch to `layout` and run its designed load once. Raises ServerError, DriverError."""
+    """Switch to `layout` and run its designed load once, or every so many loads of it, from the `seed`-th on. Raises
+    ServerError, DriverError.
+    """
     found, began = Measured(layout), time.monotonic()
     run_id = new_run_id(f"calibrate-{layout.slug}")
     lock = threading.Lock()
@@ -122,10 +125,10 @@ def measure_layout(
         client.events(on_event, ("steps",), run_id=run_id),
     ):
         state = client.state()
-        work = phases(state["max_model_len"], layout.dp, effort)
-        for at, phase in enumerate(work):
+        work = list(enumerate(phases(state["max_model_len"], layout.dp, effort)))[seed % every :: every]
+        for done, (at, phase) in enumerate(work):
             if on_progress is not None:
-                on_progress(f"{layout}: {phase.name}", at / len(work))
+                on_progress(f"{layout}: {phase.name}", done / len(work))
             spec = _spec(client, state, run_id, phase, seed=1000 * seed + at)
             records = driver.run(spec, timeout_s=300.0).records
             found.requests += records
@@ -158,7 +161,8 @@ def measure_layouts(
     on_progress: OnProgress | None = None,
     **serve: Any,
 ) -> tuple[list[Measured], dict[str, Any]]:
-    """The layouts in turn, `rounds` times, on one server of warm ranks, so that a slow minute is no layout's own.
+    """The layouts in turn, `rounds` times, on one server of warm ranks, so that a slow minute is no layout's own: half
+    of the loads at a time, there and back again.
 
     And what the server says of itself, with `others` beside it: the share of the cores that others had meanwhile.
     """
@@ -166,12 +170,12 @@ def measure_layouts(
     with private_server(**serve) as (client, pid), DriverProcess() as driver:
         driver.warm()
         meter = Others([pid, driver.pid or os.getpid(), os.getpid()])
-        for turn in range(rounds):
-            for at, measured in enumerate(found):
-                report = _within(on_progress, turn * len(layouts) + at, rounds * len(layouts))
-                measured.add(
-                    measure_layout(client, driver, measured.layout, effort=effort, seed=turn, on_progress=report)
-                )
+        turns = [(turn, each) for turn in range(2 * rounds) for each in (reversed(found) if turn % 4 > 1 else found)]
+        for at, (turn, measured) in enumerate(turns):
+            report = _within(on_progress, at, len(turns))
+            measured.add(
+                measure_layout(client, driver, measured.layout, effort=effort, seed=turn, every=2, on_progress=report)
+            )
         return found, {**client.state(), "others": meter.share()}
 
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from labkit.plan.engine_cost import LAUNCH_CORNER, EngineConstants, gathered_share, graph_padding, launch_seconds, mean_share
+from labkit.plan.engine_cost import (
+    LAUNCH_CORNER,
+    EngineConstants,
+    gathered_share,
+    graph_padding,
+    launch_seconds,
+    mean_share,
+)
 from labkit.plan.stage_shape import AxisCost, StageShape
 from labkit.plan.work import StepWork
 
@@ -23,11 +30,7 @@ def stage_time(
     dense_token = shape.dense_flops / (shape.dense_rate * c.matrix_efficiency)
     head_memory = (shape.head_bytes / (bandwidth * c.weight_efficiency)) ** p
     head_row = shape.head_flops / (shape.head_rate * c.matrix_efficiency)
-    thin = shape.expert_columns / (shape.expert_columns + c.thin_columns)
-    expert_memory = shape.expert_bytes / (bandwidth * c.expert_efficiency * thin)
-    expert_token = shape.expert_flops / (shape.expert_rate * c.expert_matrix_efficiency * thin)
-    miss, replicas, here = shape.expert_miss, shape.expert_replicas, shape.experts_here
-    spread, hit = shape.expert_spread_normal, (1 - shape.expert_miss) * shape.experts_here
+    experts = _experts_time(shape, c, bandwidth, skew) if shape.expert_bytes else None
     share, kv = shape.prefill_share, 1 / (bandwidth * c.kv_efficiency)
     pair, window_pair = (
         each * share / (shape.attention_rate * c.attention_efficiency)
@@ -56,14 +59,8 @@ def stage_time(
         total += full * (work.decode_context + work.prefill_context)
         if window:
             total += window * (work.decode_window_context + work.prefill_context)
-        if expert_memory:
-            shared = own * mean_share(work) if work.mean_tokens else tokens
-            touched = 1 - miss ** (shared * replicas)
-            busiest, uneven = touched, 1.0
-            if spread:
-                busiest = min(1.0, touched + spread * ((touched * (1 - touched) + 1e-12) / here) ** 0.5)
-                uneven = min(3.0, 1 + spread / (shared * replicas * hit + 1e-6) ** 0.5)
-            total += skew * ((expert_memory * busiest) ** p + (expert_token * shared * uneven) ** p) ** q
+        if experts is not None:
+            total += experts(own * mean_share(work) if work.mean_tokens else tokens)
         if work.mean_tokens:
             total -= sum(_spared(axis, work, padding) for axis in gathered)
         if decodes:
@@ -76,6 +73,26 @@ def stage_time(
             return total
         launched = launches * prompt / (prompt + 1)
         return (total**LAUNCH_CORNER + launched**LAUNCH_CORNER) ** (1 / LAUNCH_CORNER)
+
+    return seconds
+
+
+def _experts_time(shape: StageShape, c: EngineConstants, bandwidth: float, skew: float) -> Callable[[float], float]:
+    """Seconds of a stage's routed experts by the rows of a replica."""
+    p, q = c.corner, 1 / c.corner
+    thin = shape.expert_columns / (shape.expert_columns + c.thin_columns)
+    memory = shape.expert_bytes / (bandwidth * c.expert_efficiency * thin)
+    token = shape.expert_flops / (shape.expert_rate * c.expert_matrix_efficiency * thin)
+    miss, replicas, here = shape.expert_miss, shape.expert_replicas, shape.experts_here
+    spread, hit = shape.expert_spread_normal, (1 - shape.expert_miss) * shape.experts_here
+
+    def seconds(rows: float) -> float:
+        touched = 1 - miss ** (rows * replicas)
+        busiest, uneven = touched, 1.0
+        if spread:
+            busiest = min(1.0, touched + spread * ((touched * (1 - touched) + 1e-12) / here) ** 0.5)
+            uneven = min(3.0, 1 + spread / (rows * replicas * hit + 1e-6) ** 0.5)
+        return skew * ((memory * busiest) ** p + (token * rows * uneven) ** p) ** q
 
     return seconds
 
