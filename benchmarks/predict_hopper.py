@@ -82,7 +82,7 @@ def overall(errors: Errors, fitted: Errors) -> str:
 
 KV_HEAD = [
     "model", "GPU", "engine", "layout", "tokens", "steps", "jump", "concurrency ×", "TPOT ×", "TTFT, s",
-    "share of the pool", "KV full, predicted", "same",
+    "answer tokens/s", "share of the pool", "KV full, predicted", "same",
 ]  # fmt: skip
 HALF_OF_THE_POOL = 0.5
 
@@ -101,7 +101,8 @@ def kv_steps(file: Path) -> str:
         rows.append([
             row.model, row.hardware.device.name, f"{row.engine} {row.version}".strip(), str(row.layout),
             f"{row.prompt:.0f} + {row.output:.0f}", "→".join(steps), steps[measured] if measured < len(series) else "–",
-            *_growth(series, at), f"{series[at].ttft_s:.2f}", _share_text(series[at].row),
+            *_growth(series, at), f"{series[at].ttft_s:.2f}", f"{tokens_per_s(series[at]):,.0f}",
+            _share_text(series[at].row),
             steps[predicted] if predicted < len(series) else "–", "yes" if measured == predicted else "no",
         ])  # fmt: skip
     same = [row[-1] == "yes" for row in rows]
@@ -110,6 +111,12 @@ def kv_steps(file: Path) -> str:
         f"{sum(same)} of all {len(rows)} series, {sum(could)} of the {len(could)} whose requests would take more than "
         f"half of the pool.\n\n{table(KV_HEAD, rows)}"
     )
+
+
+def tokens_per_s(sample: Sample) -> float:
+    """Of all answers together, by what a request of the closed loop takes."""
+    life_s = sample.ttft_s + (sample.row.output - 1) * sample.tpot_s
+    return sample.row.concurrency * sample.row.output / life_s
 
 
 def pool_share(row: Row) -> float:
@@ -226,8 +233,9 @@ def document(file: Path) -> str:
         "half of the request's life), or in which the planner says that KV is full, with what concurrency and TPOT "
         "grow by in that step, and the share of the predicted pool that the requests would take with all of their "
         "tokens (in brackets: where layers with a window keep every token, as TensorRT-LLM does unless "
-        "`max_attention_window` is set). A jump of requests that need a small share is another queue than KV's. The "
-        "planner names the step of " + kv_steps(file),
+        "`max_attention_window` is set). A jump of requests that need a small share is another queue than KV's: those "
+        "of llama-3.1-8b come with thousands of answer tokens a second, where a front end that writes no faster is "
+        "likelier. The planner names the step of " + kv_steps(file),
         "Not explained: gpt-oss-120b on one H200 under TensorRT-LLM, whose requests find room by this count even with "
         "every answer reserved in full, as TensorRT-LLM does and the prediction takes it, and every layer's tokens "
         "kept. Where TTFT grows and no row shows the step before, a limit of the server on running requests is as "

@@ -102,8 +102,9 @@ NOTE = """\
 A request's TTFT in these runs is mostly its wait for a slot or for KV, so it is the difference of two long times:
 when others end, and when it came. An error of one percent in the speed of all steps is several in TTFT: `schedule`
 beside `as planned` shows how many. The instants at which requests begin and end tell the real steps one by one. In
-the run with experts they jump at two numbers of sequences, as where a kernel or a protocol of the collectives gives
-way to another; the plan, which has no such jumps, agrees below them and is short above."""
+the run with experts they jump by 2 ms near 64 and near 128 rows of both replicas together, as where a kernel or a
+protocol of the collectives gives way to another; the plan, which has no such jumps, agrees below them and is short
+above. Rows that a graph pads are counted, to its captured size and of both replicas to the larger."""
 
 
 def page(runs: Sequence[Recorded], told: dict[str, Any]) -> str:
