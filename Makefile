@@ -19,9 +19,10 @@ $(STAMP): pyproject.toml constraints.txt
 lab: setup
 	@$(BIN)/labkit lab $(ARGS)
 
-# A file of tests at a time on each of two workers: ranks and browsers mostly wait. The labs measure, one by one.
+# Ranks and browsers need both cores for themselves; what only computes shares them.
 test: setup
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not engine and not browser" tests
+	@$(BIN)/python -m pytest -m "not slow and (engine or browser)" tests
 	@$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=240 -p no:cacheprovider labs dashboards
 
 check: setup

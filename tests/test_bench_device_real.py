@@ -38,6 +38,7 @@ def ask(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_json_line() -> None:
     done = ask("--buffer", "1MiB", "--side", "64", "--dtype", "float32", "--rounds", "2", "--json")
     assert done.returncode == 0, done.stderr

@@ -33,6 +33,7 @@ def test_every_operation_is_measured_and_right(fabric: str) -> None:
     assert all(row["wrong"] == 0 and row["time_us"] > 0 and row["n"] == 3 and row["fabric"] == fabric for row in rows)
 
 
+@pytest.mark.slow
 def test_each_group_of_an_axis_has_its_own_row() -> None:
     rows = bench("pp2xtp2", axis="pp", ops=("ring", "all_gather", "sendrecv"), num_bytes=(4096,))
     assert [(row["op"], row["group_ranks"]) for row in rows] == [

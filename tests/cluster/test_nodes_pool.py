@@ -61,6 +61,7 @@ def test_a_group_within_a_node_leaves_the_link_alone_and_one_across_uses_it(four
     assert tokens == [12] and crossed >= _BYTES, "every sum needs the other node's half"
 
 
+@pytest.mark.slow
 def test_a_rank_killed_on_the_second_node_is_named_and_the_pool_comes_back(four: Harness) -> None:
     four.configure(3, "tp4")
     before = of_owner(os.getpid())

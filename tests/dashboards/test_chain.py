@@ -145,6 +145,7 @@ def test_a_hidden_tab_is_kept_alive_at_one_frame_a_second(visitor: Any) -> None:
     assert page.get_attribute(".lk", "data-role") == "running", "the load ended while the tab was in the background"
 
 
+@pytest.mark.slow
 def test_a_crashed_browser_leaves_nothing(visitor: Any, server: VoilaServer, record_property: Any) -> None:
     """No farewell: the page's kernel falls silent by itself and is then culled."""
     page = visitor.page
@@ -170,6 +171,7 @@ def served_within(server: VoilaServer, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_beyond_the_cap_there_is_a_friendly_page_in_both_languages(server: VoilaServer, visit: Any) -> None:
     server.wait_for_kernels(0, 30)
     pages = [visit(800, 600).page for _ in range(2)]

@@ -18,7 +18,7 @@ from labkit.show.frame_run import Steady
 
 pytestmark = pytest.mark.browser
 
-WIDTHS = (390, 800, 1440)
+WIDTHS = (pytest.param(390, marks=pytest.mark.slow), 800, 1440)
 LANGUAGES = ("en", "zh")
 
 COLLISIONS = """() => {

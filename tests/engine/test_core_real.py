@@ -243,6 +243,7 @@ def test_a_rank_that_raises_is_named_and_the_same_layout_comes_back(
     house.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_alone_is_named_and_the_same_layout_comes_back(house: RealHouse) -> None:
     """Nobody waits for it in a collective, and its sockets stay open: only the bound on a step can tell."""
 

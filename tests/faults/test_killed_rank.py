@@ -34,10 +34,8 @@ KINDS = [
 """Model, layout, and the rank that is killed."""
 ALWAYS = {
     "dp2xpp2": "decode",
-    "pcp2xtp2+ring": "prefill",
-    "pcp2xtp2xep4": "decode",
 }
-"""Every axis once; the other drills are slow ones."""
+"""The other drills are slow ones."""
 CASES = [
     pytest.param(*kind, moment, marks=[] if ALWAYS.get(kind[1]) == moment else pytest.mark.slow)
     for kind in KINDS

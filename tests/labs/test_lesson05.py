@@ -162,6 +162,7 @@ def test_a_likely_mistake_in_the_placement_is_caught(mistake: str, words: str) -
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_another_model_gets_a_server_of_its_own_and_the_labs_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
