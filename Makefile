@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "labkit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Say which: make PYTHON=python3.12 …"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing labkit and its pinned dependencies into $(VENV) (a few minutes the first time) …"
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
 	@touch $@
 
 lab: setup
