@@ -33,6 +33,8 @@ OnProgress = Callable[[str, float], None]
 """(what is being measured, share of the whole that is done)"""
 _SETTLE_S = 0.4
 _START_S = 120.0
+_PARTS = 2
+"""Of a layout's designed load, in turns: so it is measured at more times."""
 
 
 @dataclass
@@ -104,13 +106,10 @@ def measure_layout(
     layout: Layout,
     *,
     effort: float = 1.0,
-    seed: int = 0,
-    every: int = 1,
+    turn: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Measured:
-    """Switch to `layout` and run its designed load once, or every so many loads of it, from the `seed`-th on. Raises
-    ServerError, DriverError.
-    """
+    """Switch to `layout` and run the part of its designed load that has its `turn`. Raises ServerError, DriverError."""
     found, began = Measured(layout), time.monotonic()
     run_id = new_run_id(f"calibrate-{layout.slug}")
     lock = threading.Lock()
@@ -125,11 +124,11 @@ def measure_layout(
         client.events(on_event, ("steps",), run_id=run_id),
     ):
         state = client.state()
-        work = list(enumerate(phases(state["max_model_len"], layout.dp, effort)))[seed % every :: every]
+        work = list(enumerate(phases(state["max_model_len"], layout.dp, effort)))[turn % _PARTS :: _PARTS]
         for done, (at, phase) in enumerate(work):
             if on_progress is not None:
                 on_progress(f"{layout}: {phase.name}", done / len(work))
-            spec = _spec(client, state, run_id, phase, seed=1000 * seed + at)
+            spec = _spec(client, state, run_id, phase, seed=1000 * turn + at)
             records = driver.run(spec, timeout_s=300.0).records
             found.requests += records
             found.lone += records if phase.lone else []
@@ -170,12 +169,11 @@ def measure_layouts(
     with private_server(**serve) as (client, pid), DriverProcess() as driver:
         driver.warm()
         meter = Others([pid, driver.pid or os.getpid(), os.getpid()])
-        turns = [(turn, each) for turn in range(2 * rounds) for each in (reversed(found) if turn % 4 > 1 else found)]
+        turns = [(turn, each) for turn in range(_PARTS * rounds)
+                 for each in (reversed(found) if turn // _PARTS % 2 else found)]  # fmt: skip
         for at, (turn, measured) in enumerate(turns):
             report = _within(on_progress, at, len(turns))
-            measured.add(
-                measure_layout(client, driver, measured.layout, effort=effort, seed=turn, every=2, on_progress=report)
-            )
+            measured.add(measure_layout(client, driver, measured.layout, effort=effort, turn=turn, on_progress=report))
         return found, {**client.state(), "others": meter.share()}
 
 

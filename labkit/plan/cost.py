@@ -115,7 +115,7 @@ class RooflineCost:
 
     def shared_rows(self, rows: Sequence[float]) -> float:
         """What experts that replicas share see of each of them, by the new tokens of all. Graphs are replayed for all
-        replicas or for none, and then all are padded to the largest (vLLM's data parallelism; its forward context)."""
+        replicas or for none, and then all are padded to the largest (vLLM's `v1/worker/dp_utils.py`)."""
         largest = max(rows)
         if largest <= self.graph_tokens:
             return largest + graph_padding(largest, self.graph_tokens)

@@ -88,7 +88,7 @@ def work_seconds(shape: Any, c: Any, bandwidth: Any, work: Any, padding: Any = 0
         shape.dense_bytes / (bandwidth * c.weight_efficiency),
         shape.dense_flops * tokens / (shape.dense_rate * c.matrix_efficiency), p,
     )  # fmt: skip
-    experts = _expert_seconds(shape, c, bandwidth, own * mean_share(work) if work.mean_tokens else tokens)
+    experts = _expert_seconds(shape, c, bandwidth, own * shared_ratio(work) if work.shared_rows else tokens)
     pairs = work.prefill_pairs * shape.pair_flops + work.prefill_window_pairs * shape.window_pair_flops
     attention = pairs * shape.prefill_share / (shape.attention_rate * c.attention_efficiency)
     context = (work.decode_context + work.prefill_context) * shape.context_bytes
@@ -142,8 +142,8 @@ def not_shorter(seconds: Any, launches: Any, work: Any, graph_tokens: Any = 0) -
 
 def graph_padding(rows: float, largest: int) -> float:
     """Rows that a replayed graph computes beside the `rows` of a step: up to the next captured size, of which vLLM has
-    1, 2, 4, every 8th below 256 and every 16th from there (docs.vllm.ai, CompilationConfig.cudagraph_capture_sizes). 0
-    beyond the `largest`, where no graph is replayed."""
+    1, 2, 4, every 8th below 256 and every 16th from there (its `VllmConfig._set_cudagraph_sizes`). 0 beyond the
+    `largest`, where no graph is replayed."""
     if rows > largest or rows <= 0:
         return 0.0
     if rows <= 4:
@@ -157,7 +157,7 @@ def axis_seconds(axis: Any, c: Any, work: Any, padding: Any = 0) -> Any:
     prefilling = work.prefill_tokens / (work.prefill_tokens + 1)
     decoding = work.decodes / (work.decodes + 1)
     moved = axis.prefill_token_s * work.prefill_tokens + axis.decode_token_s * work.decodes
-    if work.mean_tokens and axis.gathered_from:
+    if work.shared_rows and axis.gathered_from:
         moved = moved * gathered_share(axis.gathered_from, work)
     else:
         moved = moved + axis.decode_token_s * padding
@@ -168,15 +168,15 @@ def axis_seconds(axis: Any, c: Any, work: Any, padding: Any = 0) -> Any:
     )  # fmt: skip
 
 
-def mean_share(work: Any) -> Any:
+def shared_ratio(work: Any) -> Any:
     """Rows of the mean replica over this one's: what shared experts compute for, where replicas are not alike."""
-    return work.mean_tokens / max(1, work.prefill_tokens + work.decodes) if work.mean_tokens else 1.0
+    return work.shared_rows / max(1, work.prefill_tokens + work.decodes) if work.shared_rows else 1.0
 
 
 def gathered_share(gathered_from: int, work: Any) -> Any:
     """Of what a rank receives where all are as busy as it is: the mean replica's tokens from each of the others, and
     the busiest sends its own at least once."""
-    return max(1 / gathered_from, mean_share(work)) if work.mean_tokens and gathered_from else 1.0
+    return max(1 / gathered_from, shared_ratio(work)) if work.shared_rows and gathered_from else 1.0
 
 
 def _corner(memory: Any, compute: Any, power: Any) -> Any:

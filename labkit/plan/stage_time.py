@@ -14,7 +14,7 @@ from labkit.plan.engine_cost import (
     gathered_share,
     graph_padding,
     launch_seconds,
-    mean_share,
+    shared_ratio,
 )
 from labkit.plan.stage_shape import AxisCost, StageShape
 from labkit.plan.work import StepWork
@@ -43,8 +43,8 @@ def stage_time(
     decode_once = sum(axis.decode_latency_s for axis in shape.axes)
     prefill_token = sum(axis.prefill_token_s for axis in shape.axes)
     gathered = [axis for axis in shape.axes if axis.gathered_from]
-    decode = sum(axis.decode_token_s for axis in shape.axes) + c.sequence_s + shape.state_bytes * kv
-    padded_token = sum(axis.decode_token_s for axis in shape.axes)
+    padded = sum(axis.decode_token_s for axis in shape.axes)
+    decode = padded + c.sequence_s + shape.state_bytes * kv
     row = sum(axis.logit_s for axis in shape.axes)
     launches = launch_seconds(shape, c)
 
@@ -55,13 +55,13 @@ def stage_time(
         tokens = own + padding
         total = always + (dense_memory + (dense_token * tokens) ** p) ** q + token * tokens
         total += (head_memory + (head_row * logits) ** p) ** q + decode * decodes + row * logits
-        total += padded_token * padding
+        total += padded * padding
         total += full * (work.decode_context + work.prefill_context)
         if window:
             total += window * (work.decode_window_context + work.prefill_context)
         if experts is not None:
-            total += experts(own * mean_share(work) if work.mean_tokens else tokens)
-        if work.mean_tokens:
+            total += experts(own * shared_ratio(work) if work.shared_rows else tokens)
+        if work.shared_rows:
             total -= sum(_spared(axis, work, padding) for axis in gathered)
         if decodes:
             total += decode_once * decodes / (decodes + 1)

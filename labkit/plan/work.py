@@ -34,7 +34,7 @@ class StepWork:
     """The same, each sequence cut at the model's window; equal to `decode_context` without one."""
     logits: int = 0
     """Rows that get logits: the decodes and the prompts that end here."""
-    mean_tokens: float = 0.0
+    shared_rows: float = 0.0
     """Rows of a replica on average, over all that share experts and step together, padding counted; 0: as many as here
     on each."""
 
@@ -53,7 +53,7 @@ class StepCost(Protocol):
         """Seconds by part (matrices, attention, kv, communication by axis, overhead …); they add up to `seconds`."""
 
     def shared_rows(self, rows: Sequence[float]) -> float:
-        """`StepWork.mean_tokens` of replicas that step together, by their new tokens."""
+        """`StepWork.shared_rows` of replicas that step together, by their new tokens."""
 
     def handoff_seconds(self, num_tokens: int) -> float:
         """To move the KV of `num_tokens` from a prefill pool to a decode pool."""

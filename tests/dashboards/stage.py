@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import synthetic
 from playwright.sync_api import Page
 
@@ -19,6 +20,8 @@ from labkit.show.i18n import LANGUAGES, catalogues
 SHOW = Path(__file__).parents[2] / "labkit" / "show"
 LIGHT = {"--jp-layout-color0": "#ffffff", "--jp-ui-font-color0": "rgba(0,0,0,.95)"}
 DARK = {"--jp-layout-color0": "#111111", "--jp-ui-font-color0": "#ffffff"}
+WIDTHS = (pytest.param(390, marks=pytest.mark.slow), 800, 1440)
+"""Of the window, in px."""
 
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>stage</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -18,7 +18,6 @@ from labkit.show.frame_run import Steady
 
 pytestmark = pytest.mark.browser
 
-WIDTHS = (pytest.param(390, marks=pytest.mark.slow), 800, 1440)
 LANGUAGES = ("en", "zh")
 
 COLLISIONS = """() => {
@@ -110,7 +109,7 @@ def prepare(page: Any, theme: str, language: str, made: LayoutsFrame, pinned: bo
     stage.show(page, synthetic.message(made, 2))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", stage.WIDTHS)
 def test_nothing_overflows_or_collides(visit: Any, width: int) -> None:
     visitor = visit(width)
     page = visitor.page

@@ -24,7 +24,7 @@ def prepare(page: Any, name: str, theme: str = "light", language: str = "en") ->
     stage.show(page, {"type": "frame", "seq": 1, "data": to_message(made)})
 
 
-@pytest.mark.parametrize("width", [pytest.param(390, marks=pytest.mark.slow), 800, 1440])
+@pytest.mark.parametrize("width", stage.WIDTHS)
 def test_nothing_overflows_or_collides(visit: Any, width: int) -> None:
     visitor = visit(width)
     for name in CASES:

@@ -36,7 +36,7 @@ def text(page: Any, panel: str) -> str:
     return page.locator(f'[data-panel="{panel}"]').inner_text()
 
 
-@pytest.mark.parametrize("width", [pytest.param(390, marks=pytest.mark.slow), 800, 1440])
+@pytest.mark.parametrize("width", stage.WIDTHS)
 def test_nothing_overflows_or_collides(visit: Any, width: int) -> None:
     visitor = visit(width)
     for name in CASES:

@@ -32,12 +32,10 @@ KINDS = [
     (EXPERTS, "pp2xtp2xep2", 0),
 ]
 """Model, layout, and the rank that is killed."""
-ALWAYS = {
-    "dp2xpp2": "decode",
-}
+ALWAYS = ("dp2xpp2", "decode")
 """The other drills are slow ones."""
 CASES = [
-    pytest.param(*kind, moment, marks=[] if ALWAYS.get(kind[1]) == moment else pytest.mark.slow)
+    pytest.param(*kind, moment, marks=[] if (kind[1], moment) == ALWAYS else pytest.mark.slow)
     for kind in KINDS
     for moment in ("prefill", "decode")
 ]

@@ -143,7 +143,7 @@ def test_a_closed_loop_of_one_is_prefill_and_decodes() -> None:
 def test_the_quick_form_is_the_readable_one(model: str, layout: str) -> None:
     found = cost(layout, model, gpus="8xh200")
     mixed = prefill_work(2048, 1, 2, 128, 16, 1000)
-    uneven = replace(mixed, mean_tokens=400.0)
+    uneven = replace(mixed, shared_rows=400.0)
     for work in (decode(1, 10), decode(48, 3000), prefill(300), prefill(700), mixed, uneven, StepWork()):
         assert found.seconds(work) == pytest.approx(sum(found.parts(work).values()), rel=1e-9)
 
@@ -163,15 +163,15 @@ def test_under_attention_dp_engines_gather_every_token_once() -> None:
 def test_experts_compute_for_the_mean_replica() -> None:
     found = cost("dp2xep2", "qwen3-30b-a3b", "2xrtxpro6000")
     alike = prefill(2000)
-    alone = found.parts(replace(alike, mean_tokens=1000.0))
+    alone = found.parts(replace(alike, shared_rows=1000.0))
     full = found.parts(alike)
     assert alone["experts"] == pytest.approx(found.parts(prefill(1000))["experts"])
     assert alone["ep"] == pytest.approx(full["ep"])  # the other receives all of it
     assert alone["matrices"] == full["matrices"] and alone["attention"] == full["attention"]
-    assert found.parts(replace(alike, mean_tokens=2000.0)) == full
+    assert found.parts(replace(alike, shared_rows=2000.0)) == full
     wide = cost("dp8xep8", "qwen3-30b-a3b")
     latency = wide.shapes[0].axes[0].both_latency_s
-    few, many = (wide.parts(replace(alike, mean_tokens=mean))["ep"] - latency for mean in (250.0, 2000.0))
+    few, many = (wide.parts(replace(alike, shared_rows=mean))["ep"] - latency for mean in (250.0, 2000.0))
     assert few == pytest.approx(many / 7)  # one busy replica of eight sends its own, where else seven would come
 
 
@@ -214,7 +214,7 @@ def test_graphs_pad_all_replicas_to_the_largest_or_none() -> None:
     found = cost("dp2xep2", "qwen3-30b-a3b")
     assert found.shared_rows([65, 20]) == 72
     assert found.shared_rows([600, 20]) == 310  # no graph is that large: nobody is padded
-    alone, padded = (found.parts(replace(decode(65, 1000), mean_tokens=rows)) for rows in (42.5, 72.0))
+    alone, padded = (found.parts(replace(decode(65, 1000), shared_rows=rows)) for rows in (42.5, 72.0))
     alike = found.parts(decode(65, 1000))
     assert padded["ep"] == pytest.approx(alike["ep"]) and padded["experts"] == pytest.approx(alike["experts"])
     assert alone["ep"] < alike["ep"] and alone["experts"] < alike["experts"]

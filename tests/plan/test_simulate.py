@@ -81,7 +81,7 @@ def test_replicas_that_share_experts_know_the_mean_of_a_step():
 
     class Asks(Flat):
         def seconds(self, work):
-            asked.append((work.prefill_tokens, work.decodes, work.mean_tokens))
+            asked.append((work.prefill_tokens, work.decodes, work.shared_rows))
             return 1.0
 
     _run([SimRequest(0.0, 100, 3), SimRequest(0.5, 60, 2)], "dp2xep2", Asks())

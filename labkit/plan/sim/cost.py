@@ -15,8 +15,8 @@ from labkit.plan.sim.plan import SimPlan
 from labkit.plan.work import StepWork
 
 
-def work_of(plan: SimPlan, window: int = 0, mean_tokens: float = 0.0) -> StepWork:
-    """A planned step as sums. window: what layers with a sliding window look at; 0: there are none. mean_tokens: as in
+def work_of(plan: SimPlan, window: int = 0, shared_rows: float = 0.0) -> StepWork:
+    """A planned step as sums. window: what layers with a sliding window look at; 0: there are none. shared_rows: as in
     `StepWork`.
 
     Of decodes only the sum of their contexts is known; the part inside the window is taken as if all were alike.
@@ -27,7 +27,7 @@ def work_of(plan: SimPlan, window: int = 0, mean_tokens: float = 0.0) -> StepWor
         (tokens,), (end,) = chunks, ends
         pairs = tokens * end - tokens * (tokens - 1) // 2
         return StepWork(tokens, 1, pairs, pairs, end - tokens, plan.num_decodes, context, context, num_logits,
-                        mean_tokens)  # fmt: skip
+                        shared_rows)  # fmt: skip
     pairs = inside = 0
     for chunk, end in zip(chunks, ends, strict=True):
         pairs += chunk * end - chunk * (chunk - 1) // 2
@@ -37,7 +37,7 @@ def work_of(plan: SimPlan, window: int = 0, mean_tokens: float = 0.0) -> StepWor
     return StepWork(
         tokens, len(chunks), pairs, inside if window else pairs, sum(ends) - tokens,
         plan.num_decodes, context, min(context, plan.num_decodes * window) if window else context, num_logits,
-        mean_tokens,
+        shared_rows,
     )  # fmt: skip
 
 
@@ -55,22 +55,22 @@ class DecodeTable:
         self._pieces: dict[tuple[int, int, float], tuple[float, float]] = {}
         """By number, first knot and mean: seconds there, and how they grow by a token up to the next."""
 
-    def of(self, num: int, context: int, mean_tokens: float = 0.0) -> float:
+    def of(self, num: int, context: int, shared_rows: float = 0.0) -> float:
         shift = context.bit_length() - 5
         low = context >> shift << shift if shift > 0 else context
-        piece = self._pieces.get((num, low, mean_tokens))
+        piece = self._pieces.get((num, low, shared_rows))
         if piece is None:
-            piece = self._pieces[num, low, mean_tokens] = self._piece(num, low, 1 << max(0, shift), mean_tokens)
+            piece = self._pieces[num, low, shared_rows] = self._piece(num, low, 1 << max(0, shift), shared_rows)
         return piece[0] + piece[1] * (context - low)
 
-    def _piece(self, num: int, low: int, width: int, mean_tokens: float) -> tuple[float, float]:
-        at_low = self._at(num, low, mean_tokens)
-        return at_low, (self._at(num, low + width, mean_tokens) - at_low) / width
+    def _piece(self, num: int, low: int, width: int, shared_rows: float) -> tuple[float, float]:
+        at_low = self._at(num, low, shared_rows)
+        return at_low, (self._at(num, low + width, shared_rows) - at_low) / width
 
-    def _at(self, num: int, context: int, mean_tokens: float) -> float:
+    def _at(self, num: int, context: int, shared_rows: float) -> float:
         inside = min(context, num * self._window) if self._window else context
         work = StepWork(
-            decodes=num, decode_context=context, decode_window_context=inside, logits=num, mean_tokens=mean_tokens
+            decodes=num, decode_context=context, decode_window_context=inside, logits=num, shared_rows=shared_rows
         )
         return self._measure(work)
 

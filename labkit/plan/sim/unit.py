@@ -76,16 +76,16 @@ class Unit:
 
     def _pace(self, plans: list[tuple[SimReplica, SimPlan]], released: bool) -> Pace:
         num_steps = self._num_alike(plans, released) if self.jump else 1
-        mean_tokens = self._mean_tokens(plans)
-        first, slowest = self._slowest(plans, 0, mean_tokens)
+        shared_rows = self._shared_rows(plans)
+        first, slowest = self._slowest(plans, 0, shared_rows)
         while num_steps > 1:
-            last, at_last = self._slowest(plans, num_steps - 1, mean_tokens)
+            last, at_last = self._slowest(plans, num_steps - 1, shared_rows)
             if num_steps == 2 or at_last == slowest:  # the slowest of straight lines at both ends is it all between
                 return Pace(num_steps, first, (last - first) / (num_steps - 1))
             num_steps = max(2, num_steps // 2)
         return Pace(1, first)
 
-    def _mean_tokens(self, plans: list[tuple[SimReplica, SimPlan]]) -> float:
+    def _shared_rows(self, plans: list[tuple[SimReplica, SimPlan]]) -> float:
         """Rows of a replica in this step, those that idle along counted: what their shared experts see."""
         idle = len(self.replicas) - len(plans)
         if len(self.replicas) == 1:
@@ -101,16 +101,16 @@ class Unit:
         return 1 + min([replica.scheduler.num_quiet_steps() for replica, _ in plans])
 
     def _slowest(
-        self, plans: list[tuple[SimReplica, SimPlan]], later: int, mean_tokens: float
+        self, plans: list[tuple[SimReplica, SimPlan]], later: int, shared_rows: float
     ) -> tuple[float, int]:
         """Seconds of the step `later` steps behind the planned one, and whose it is."""
         slowest, index = -1.0, -1
         for replica, plan in plans:
             if plan.prefills or plan.decodes:
-                seconds = self.cost.seconds(work_of(plan, self.window, mean_tokens))
+                seconds = self.cost.seconds(work_of(plan, self.window, shared_rows))
             else:
                 num = plan.num_decodes
-                seconds = self._table.of(num, plan.decode_context + later * num, mean_tokens)
+                seconds = self._table.of(num, plan.decode_context + later * num, shared_rows)
             if seconds > slowest:
                 slowest, index = seconds, replica.index
         return slowest, index
