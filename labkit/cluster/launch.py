@@ -1,6 +1,7 @@
 """torchrun with a conscience: `python -m labkit.cluster.launch SHM_FOLDER <torchrun's arguments>`.
 
-It is `python -m torch.distributed.run` in this very process, plus two threads. One reads stdin, whose other
+It is `python -m torch.distributed.run` in this very process (`labkit.engine.forking`, where the ranks are forked from
+it), plus two threads. One reads stdin, whose other
 end the pool holds: when it ends, however the pool went, the ranks and this process are ended and the shared
 memory is removed. (PR_SET_PDEATHSIG would fire when the pool's *thread* ends, and exists on Linux only; a
 pipe has neither trap.) The other prints a JSON line on stdout the moment a rank has ended, with its exit
@@ -22,6 +23,8 @@ from typing import Any
 
 import psutil
 
+FORK = "--start-method=fork"
+
 
 def main(arguments: list[str]) -> int:
     shm_folder, *torchrun_arguments = arguments
@@ -30,7 +33,9 @@ def main(arguments: list[str]) -> int:
         threading.Thread(target=_watch_children, daemon=True).start()
     sys.argv = ["torchrun", *torchrun_arguments]
     try:
-        runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+        forks = FORK in torchrun_arguments
+        runpy.run_module("labkit.engine.forking" if forks else "torch.distributed.run", run_name="__main__",
+                         alter_sys=True)  # fmt: skip
     except Exception as error:  # torch's ChildFailedError, known by what it carries: no torch is imported here
         failures = getattr(error, "failures", None)
         if failures is None:

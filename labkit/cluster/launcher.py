@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from labkit.cluster.launch import FORK
 from labkit.paths import repo_dir
 
 _TAIL_LINES = 30
@@ -80,9 +81,13 @@ class LaunchPlan:
             sys.executable, "-m", "labkit.cluster.launch", str(self.shm_folder),
             f"--nproc-per-node={self.num_ranks}", "--max-restarts=0", "--rdzv-backend=c10d",
             *(self.seat.rendezvous() if self.seat else _ALONE), f"--rdzv-id={self._rendezvous_id()}",
-            f"--log-dir={self.folder / 'logs'}", "--redirects=3",
+            f"--log-dir={self.folder / 'logs'}", "--redirects=3", *([FORK] if self.forks() else []),
             "-m", self.module,
         ]  # fmt: skip
+
+    def forks(self) -> bool:
+        """Whether torchrun forks its ranks (`labkit.engine.forking`) or starts each as a command."""
+        return self.device == "cpu" and sys.platform == "linux"
 
     def _rendezvous_id(self) -> str:
         return self.seat.rendezvous_id if self.seat else secrets.token_hex(8)

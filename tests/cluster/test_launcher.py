@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,18 @@ def test_ranks_are_a_module_that_is_found_from_any_folder(tmp_path: Path) -> Non
     command, environment = plan(tmp_path).command(), plan(tmp_path).environment()
     assert command[-2:] == ["-m", "labkit.engine.worker"]
     assert environment["PYTHONPATH"].split(":")[0] == str(repo_dir())
+
+
+@pytest.mark.parametrize(("device", "system", "forks"), [
+    ("cpu", "linux", True), ("cpu", "darwin", False), ("cuda", "linux", False),
+])  # fmt: skip
+def test_ranks_are_forked_only_where_that_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, system: str, forks: bool
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    command = replace(plan(tmp_path), device=device).command()
+    assert ("--start-method=fork" in command) is forks
+    assert command[-2:] == ["-m", "labkit.engine.worker"]
 
 
 _CELL = """

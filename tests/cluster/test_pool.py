@@ -6,6 +6,8 @@ They start, answer, idle without CPU, stand beside another pool, and leave nothi
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,10 +18,11 @@ import numpy as np
 import psutil
 import pytest
 
+from labkit.cluster.launcher import LaunchPlan
 from labkit.cluster.pool import Pool, PoolConfig, PoolError, RestartsExhausted, default_run_dir
 from labkit.engine.messages import Sampled, StepStats
 from labkit.measure.recorder import RING_DTYPE
-from tests.cluster.pool_harness import Harness, family, shm_folders, step_message, still_alive
+from tests.cluster.pool_harness import ECHO, Harness, family, shm_folders, step_message, still_alive
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,34 @@ def test_stop_leaves_no_process_socket_or_shared_memory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert set(shm_folders(os.getpid())) == before
     assert harness.pool.state == "stopped"
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked under Linux only")
+def test_forked_ranks_have_no_part_of_their_torchrun(two: Harness) -> None:
+    """Not the owner's pipe, which ends it, and not its handlers of signals; and its code is in memory once."""
+    for pid in two.pool.pids.values():
+        assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+        caught = int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16)  # type: ignore[index]
+        assert not caught >> (signal.SIGTERM - 1) & 1
+        memory = psutil.Process(pid).memory_full_info()
+        assert memory.uss < memory.rss / 2
+
+
+@pytest.mark.engine
+def test_ranks_started_as_commands_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are beside GPUs, and on macOS."""
+    monkeypatch.setattr(LaunchPlan, "forks", lambda self: False)
+    harness = Harness(tmp_path)
+    harness.start()
+    try:
+        assert all("tests/cluster/echo_worker.py" in " ".join(psutil.Process(pid).cmdline())
+                   or ECHO in psutil.Process(pid).cmdline() for pid in harness.pool.pids.values())  # fmt: skip
+        harness.configure(0, "tp2")
+        answers = harness.ask(step_message(0, 0, token=4), 3)
+        assert next(m.token_ids for _, m in answers if isinstance(m, Sampled)) == [8]
+    finally:
+        harness.close()
 
 
 @pytest.mark.engine
