@@ -28,7 +28,7 @@ from labkit.plan.measured_rows import Row, RowError, read_row, with_precision
 from labkit.plan.memory import memory_plan
 from labkit.plan.predict import predict_closed
 from labkit.plan.predict_rows import predict_row
-from labkit.plan.row_rules import RULES, first_full, load_rows, mostly_waits, roofline_tpot, series_of
+from labkit.plan.row_rules import RULES, first_full, load_rows, mostly_waits, roofline_tpot, series_key, series_of
 from labkit.plan.work import EngineSettings
 
 PEER = {"tpot": 0.32, "ttft": 0.51}
@@ -82,7 +82,7 @@ def overall(errors: Errors, fitted: Errors) -> str:
 
 KV_HEAD = [
     "model", "GPU", "engine", "layout", "tokens", "steps", "jump", "concurrency ×", "TPOT ×", "TTFT, s",
-    "answer tokens/s", "share of the pool", "KV full, predicted", "same",
+    "answer tokens/s", "running", "share of the pool", "KV full, predicted", "same",
 ]  # fmt: skip
 HALF_OF_THE_POOL = 0.5
 
@@ -102,7 +102,7 @@ def kv_steps(file: Path) -> str:
             row.model, row.hardware.device.name, f"{row.engine} {row.version}".strip(), str(row.layout),
             f"{row.prompt:.0f} + {row.output:.0f}", "→".join(steps), steps[measured] if measured < len(series) else "–",
             *_growth(series, at), f"{series[at].ttft_s:.2f}", f"{tokens_per_s(series[at]):,.0f}",
-            _share_text(series[at].row),
+            f"{running(series[at]):.0f}", _share_text(series[at].row),
             steps[predicted] if predicted < len(series) else "–", "yes" if measured == predicted else "no",
         ])  # fmt: skip
     same = [row[-1] == "yes" for row in rows]
@@ -113,10 +113,37 @@ def kv_steps(file: Path) -> str:
     )
 
 
+def same_number_runs(file: Path) -> str:
+    """Sets (model, GPU, engine, version) of several layouts whose rows all wait for more than half of a request's life:
+    how many run at a time in each, and how far their pools differ."""
+    sets: dict[tuple[object, ...], list[Sample]] = {}
+    for sample in _all_rows(file):
+        if mostly_waits(sample):
+            sets.setdefault(series_key(sample.row)[:4], []).append(sample)
+    told = []
+    for (model, gpu, engine, version), found in sets.items():
+        if len({sample.row.layout for sample in found}) < 2:
+            continue
+        counts, pools = [running(each) for each in found], [pool_share(each.row) for each in found]
+        told.append(
+            f"Of {model} on {gpu} under {engine} {version}, {min(counts):.0f} to {max(counts):.0f} of "
+            f"{found[0].row.concurrency:.0f} requests run at a time in all {len(found)} settings, though the share of "
+            f"the pool that they would need differs by {max(pools) / min(pools):.0f} times: a limit of the server on "
+            "running requests, no pool's."
+        )
+    return " ".join(told)
+
+
 def tokens_per_s(sample: Sample) -> float:
     """Of all answers together, by what a request of the closed loop takes."""
     life_s = sample.ttft_s + (sample.row.output - 1) * sample.tpot_s
     return sample.row.concurrency * sample.row.output / life_s
+
+
+def running(sample: Sample) -> float:
+    """Requests past their first token on average, by Little's law: the closed loop's, less those that wait for it."""
+    decoding_s = (sample.row.output - 1) * sample.tpot_s
+    return sample.row.concurrency * decoding_s / (sample.ttft_s + decoding_s)
 
 
 def pool_share(row: Row) -> float:
@@ -238,8 +265,7 @@ def document(file: Path) -> str:
         "likelier. The planner names the step of " + kv_steps(file),
         "Not explained: gpt-oss-120b on one H200 under TensorRT-LLM, whose requests find room by this count even with "
         "every answer reserved in full, as TensorRT-LLM does and the prediction takes it, and every layer's tokens "
-        "kept. Where TTFT grows and no row shows the step before, a limit of the server on running requests is as "
-        "likely as a full pool.",
+        "kept. " + same_number_runs(file),
         "## Published throughput, no row of it fitted",
         "TensorRT-LLM 0.14, all requests there from the start (`published.csv`). How large a share of the memory it "
         "was given is not said: 0.95 here. Where weights nearly fill a GPU, that decides. Mixtral's few wide experts "

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _log_plainly() -> None:
-    """torch's own formatter would import its compiler to show an exception: a failure would be told two seconds late."""
+    """torch's own formatter would import its compiler to show an exception: failures would be told two seconds late."""
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.StreamHandler())
     elastic.propagate = False
