@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from lab_server import LabServer
-from playwright.sync_api import Page
+from playwright.sync_api import Page, TimeoutError
 from voila_server import VoilaServer
 
 from labkit.lab.importing import import_results
@@ -31,11 +31,16 @@ def page(voila: VoilaServer, visit: Any) -> Iterator[Page]:
 def wait_for(page: Page, layout: str, n: int, timeout_s: float = 60) -> float:
     """Seconds until figures of at least `n` requests on `layout` are shown."""
     begin = time.monotonic()
-    page.wait_for_function(
-        "([l, n]) => { const d = document.querySelector('.lk').dataset; return d.layout === l && +d.n >= n; }",
-        arg=[layout, n],
-        timeout=timeout_s * 1000,
-    )
+    try:
+        page.wait_for_function(
+            "([l, n]) => { const d = document.querySelector('.lk').dataset; return d.layout === l && +d.n >= n; }",
+            arg=[layout, n],
+            timeout=timeout_s * 1000,
+        )
+    except TimeoutError as error:
+        shown = page.evaluate("JSON.stringify(document.querySelector('.lk').dataset)")
+        words = [page.locator(each).all_inner_texts() for each in (".lk-chosen", ".lk-why", ".lk-banner", ".lk-holder")]
+        raise AssertionError(f"no figures of {n} requests on {layout} in {timeout_s} s: {shown}, {words}") from error
     return time.monotonic() - begin
 
 
