@@ -141,7 +141,7 @@ class LiveSession:
             self._add_steps(msgspec.convert(event["steps"], list[StepRecord]), event.get("crossings", []))
         elif kind == "switch" or (kind == "state" and event.get("layout") != self._layout):
             self._layout = event.get("layout")
-            self._reset_steps(time.monotonic_ns())
+            self._begin_anew(time.monotonic_ns())
 
     def _add_steps(self, steps: list[StepRecord], crossings: list[Any]) -> None:
         with self._lock:
@@ -182,11 +182,16 @@ class LiveSession:
             self.window.start(now)
             self._layout_ready(report or {"ready_s": None}, now - switched_ns)
 
+    def _begin_anew(self, now_ns: int) -> None:
+        """Nothing of the layout that was: its figures would stand under the other's name."""
+        with self._lock:
+            self.window.reset(now_ns)
+            self._reset_steps(now_ns)
+            self._recent.clear()
+
     def _layout_ready(self, report: dict[str, Any], asked_ns: int) -> None:
         now = time.monotonic_ns()
-        self.window.reset(now)
-        self._reset_steps(now)
-        self._recent.clear()
+        self._begin_anew(now)
         self._switch = {"first_token_s": None, **report}
         self._ready_ns, self._asked_ns = now, asked_ns
 

@@ -153,3 +153,18 @@ def test_a_frame_with_every_panel_stays_small(session: LiveSession) -> None:
         tell(session, recent_step("pp2", step_id=i))
     gantt = f.to_message(frame_of(session.snapshot()))["gantt"]
     assert len(msgspec.json.encode(gantt)) < 4096
+
+
+def test_figures_of_one_layout_never_stand_under_the_name_of_another(session: LiveSession) -> None:
+    """The stream tells that the layout is another before the answer to our own switch is there."""
+    session._on_event("state", state_of("tp1"))
+    now_ms = time.monotonic_ns() / MS + 1
+    time.sleep(0.02)  # until it has ended
+    session._joined(request(now_ms, (now_ms + 5, now_ms + 9)))
+    tell(session, recent_step("tp1"))
+    assert session.snapshot()["ttft_ms"]["n"] == 1
+    session._on_event("state", state_of("tp1"))
+    assert session.snapshot()["ttft_ms"]["n"] == 1, "the same layout told again changes nothing"
+    session._on_event("state", state_of("tp2"))
+    seen = session.snapshot()
+    assert seen["ttft_ms"]["n"] == 0 and seen["tokens_per_request"] is None
