@@ -124,7 +124,7 @@ def test_nothing_overflows_or_collides(visit: Any, width: int) -> None:
     assert visitor.errors == []
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), pytest.param("dark", 390, marks=pytest.mark.slow)])
 def test_axe_finds_nothing(visit: Any, theme: str, width: int) -> None:
     page = visit(width).page
     for language, name in (("en", "many experts, a stored run"), ("zh", "failed"), ("en", "no server")):

@@ -36,7 +36,7 @@ def test_nothing_overflows_or_collides(visit: Any, width: int) -> None:
     assert visitor.errors == []
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+@pytest.mark.parametrize(("theme", "width"), [pytest.param("light", 1440, marks=pytest.mark.slow), ("dark", 390)])
 def test_axe_finds_nothing(visit: Any, theme: str, width: int) -> None:
     page = visit(width).page
     for name, language in (("eight GPUs", "en"), ("measuring", "zh"), ("nothing measured", "en")):
