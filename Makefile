@@ -20,18 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 lab: setup
 	@$(BIN)/labkit lab $(ARGS)
 
-# Ranks and browsers need both cores for themselves, and mostly wait: what only computes and has no clock takes the rest.
-IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0 || echo nice -n 19)
-COMPUTES := "not slow and not engine and not browser"
-CLOCKLESS := tests/layout tests/model $(wildcard tests/engine/*parity*.py) \
-  $(filter-out tests/plan/test_shell_manners.py,$(wildcard tests/plan/test_*.py))
 test: setup
-	@said=$$(mktemp); $(IDLY) $(BIN)/python -m pytest -p no:cacheprovider -m $(COMPUTES) $(CLOCKLESS) >$$said 2>&1 & \
-	beside=$$!; trap 'kill $$beside 2>/dev/null; rm -f '$$said EXIT; failed=0; \
-	$(BIN)/python -m pytest -m "not slow and (engine or browser)" tests || failed=1; \
-	wait $$beside || failed=1; cat $$said; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m $(COMPUTES) $(CLOCKLESS:%=--ignore=%) tests || failed=1; \
-	$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=240 -p no:cacheprovider labs dashboards || failed=1; exit $$failed
+	@tests/in_parts.sh $(BIN)/python
 
 check: setup
 	@$(BIN)/ruff check labkit tests benchmarks

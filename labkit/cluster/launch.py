@@ -1,11 +1,11 @@
 """torchrun with a conscience: `python -m labkit.cluster.launch SHM_FOLDER <torchrun's arguments>`.
 
-It is `python -m torch.distributed.run` in this very process (`labkit.engine.forking`, where the ranks are forked from
-it), plus two threads. One reads stdin, whose other
-end the pool holds: when it ends, however the pool went, the ranks and this process are ended and the shared
-memory is removed. (PR_SET_PDEATHSIG would fire when the pool's *thread* ends, and exists on Linux only; a
-pipe has neither trap.) The other prints a JSON line on stdout the moment a rank has ended, with its exit
-code, also a zero, which torchrun takes for success; it looks without reaping, which stays torchrun's.
+It is `python -m torch.distributed.run` in this very process (or `labkit.engine.forking`, where the ranks are forked
+from it), plus two threads. One reads stdin, whose other end the pool holds: when it ends, however the pool went, the
+ranks and this process are ended and the shared memory is removed. (PR_SET_PDEATHSIG would fire when the pool's *thread*
+ends, and exists on Linux only; a pipe has neither trap.) The other prints a JSON line on stdout the moment a rank has
+ended, with its exit code, also a zero, which torchrun takes for success; it looks without reaping, which stays
+torchrun's.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ def main(arguments: list[str]) -> int:
         threading.Thread(target=_watch_children, daemon=True).start()
     sys.argv = ["torchrun", *torchrun_arguments]
     try:
-        forks = FORK in torchrun_arguments
-        runpy.run_module("labkit.engine.forking" if forks else "torch.distributed.run", run_name="__main__",
-                         alter_sys=True)  # fmt: skip
+        module = "labkit.engine.forking" if FORK in torchrun_arguments else "torch.distributed.run"
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:  # torch's ChildFailedError, known by what it carries: no torch is imported here
         failures = getattr(error, "failures", None)
         if failures is None:
