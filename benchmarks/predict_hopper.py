@@ -85,12 +85,14 @@ KV_HEAD = [
     "answer tokens/s", "running", "share of the pool", "KV full, predicted", "same",
 ]  # fmt: skip
 HALF_OF_THE_POOL = 0.5
+ABOUT_AS_MANY, OTHER_POOLS = 1.2, 2
+"""Ratios of the largest to the smallest in a set: of what runs, and of the shares of the pools."""
 
 
-def kv_steps(file: Path) -> str:
+def kv_steps(samples: list[Sample]) -> str:
     """Every series that the rule "KV full" cuts, and those where the planner says that KV fills."""
     rows, needed = [], []
-    for series in series_of(_all_rows(file)):
+    for series in series_of(samples):
         steps = [f"{s.row.concurrency:.0f}" for s in series]
         measured = min(first_full(series), _first([mostly_waits(sample) for sample in series]))
         predicted = _first([predict_row(sample.row).kv_full for sample in series])
@@ -113,18 +115,17 @@ def kv_steps(file: Path) -> str:
     )
 
 
-def same_number_runs(file: Path) -> str:
-    """Sets (model, GPU, engine, version) of several layouts whose rows all wait for more than half of a request's life:
-    how many run at a time in each, and how far their pools differ."""
+def same_number_runs(samples: list[Sample]) -> str:
+    """Sets (model, GPU, engine, version) of several layouts whose rows all wait for more than half of a request's life
+    and in all of which about as many run at a time, though their pools differ."""
     sets: dict[tuple[object, ...], list[Sample]] = {}
-    for sample in _all_rows(file):
-        if mostly_waits(sample):
-            sets.setdefault(series_key(sample.row)[:4], []).append(sample)
+    for sample in filter(mostly_waits, samples):
+        sets.setdefault(series_key(sample.row)[:4], []).append(sample)
     told = []
     for (model, gpu, engine, version), found in sets.items():
-        if len({sample.row.layout for sample in found}) < 2:
-            continue
         counts, pools = [running(each) for each in found], [pool_share(each.row) for each in found]
+        if max(counts) > ABOUT_AS_MANY * min(counts) or max(pools) < OTHER_POOLS * min(pools):
+            continue
         told.append(
             f"Of {model} on {gpu} under {engine} {version}, {min(counts):.0f} to {max(counts):.0f} of "
             f"{found[0].row.concurrency:.0f} requests run at a time in all {len(found)} settings, though the share of "
@@ -229,6 +230,7 @@ def offline(file: Path) -> str:
 
 def document(file: Path) -> str:
     samples, dropped = load_rows(file)
+    every_row = _all_rows(file)
     fitter = Fitter(samples)
     errors = Errors(samples, *fitter.left_out())
     loop = fitter.predict(fitter.constants(fitter.fit(np.ones(len(samples)))))
@@ -262,10 +264,10 @@ def document(file: Path) -> str:
         "tokens (in brackets: where layers with a window keep every token, as TensorRT-LLM does unless "
         "`max_attention_window` is set). A jump of requests that need a small share is another queue than KV's: those "
         "of llama-3.1-8b come with thousands of answer tokens a second, where a front end that writes no faster is "
-        "likelier. The planner names the step of " + kv_steps(file),
+        "likelier. The planner names the step of " + kv_steps(every_row),
         "Not explained: gpt-oss-120b on one H200 under TensorRT-LLM, whose requests find room by this count even with "
         "every answer reserved in full, as TensorRT-LLM does and the prediction takes it, and every layer's tokens "
-        "kept. " + same_number_runs(file),
+        "kept. " + same_number_runs(every_row),
         "## Published throughput, no row of it fitted",
         "TensorRT-LLM 0.14, all requests there from the start (`published.csv`). How large a share of the memory it "
         "was given is not said: 0.95 here. Where weights nearly fill a GPU, that decides. Mixtral's few wide experts "

@@ -7,11 +7,8 @@ python=$1
 COMPUTES="not slow and not engine and not browser"
 clockless="tests/layout tests/model $(ls tests/engine/*parity*.py tests/plan/test_*.py | grep -v shell_manners)"
 
-idly="nice -n 19"
-chrt -i 0 true 2>/dev/null && idly="chrt -i 0" # Linux: yields at once, where a nice process takes its turn
-
 said=$(mktemp)
-$idly "$python" -m pytest -p no:cacheprovider -m "$COMPUTES" $clockless >"$said" 2>&1 &
+tests/idly.sh "$python" -m pytest -p no:cacheprovider -m "$COMPUTES" $clockless >"$said" 2>&1 &
 beside=$!
 trap 'kill $beside 2>/dev/null; rm -f "$said"' EXIT
 trap 'exit 130' INT TERM # what runs in the background does not hear Ctrl-C

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from lab_server import LabServer
-from playwright.sync_api import Page, TimeoutError
+from playwright.sync_api import Page
+from playwright.sync_api import TimeoutError as NotInTime
 from voila_server import VoilaServer
 
 from labkit.lab.importing import import_results
@@ -37,7 +38,7 @@ def wait_for(page: Page, layout: str, n: int, timeout_s: float = 60) -> float:
             arg=[layout, n],
             timeout=timeout_s * 1000,
         )
-    except TimeoutError as error:
+    except NotInTime as error:
         shown = page.evaluate("JSON.stringify(document.querySelector('.lk').dataset)")
         words = [page.locator(each).all_inner_texts() for each in (".lk-chosen", ".lk-why", ".lk-banner", ".lk-holder")]
         raise AssertionError(f"no figures of {n} requests on {layout} in {timeout_s} s: {shown}, {words}") from error
